@@ -54,11 +54,14 @@ impl MySqlConfig {
     /// pool's `max_connections`, and at most 16.
     ///
     /// Handlers' transactions have the isolation level and the `sql_mode` of the pool's sessions. If that `sql_mode` is not
-    /// strict,
-    /// [`self_test`](crate::MySqlStore::self_test) reports it. After a transaction, the session's access mode is `READ WRITE`.
+    /// strict, [`self_test`](crate::MySqlStore::self_test) reports it. After a transaction, the session's access mode is
+    /// `READ WRITE`.
     ///
     /// Set `wait_timeout` of the pool's sessions to some minutes. If a machine loses its power, the server keeps the locks of
     /// its open transactions for that long: 8 h by default.
+    ///
+    /// The store does not change the pool's statement logging. By default, its log contains stored answers: all at the level
+    /// `DEBUG`, and those of slow commits at `WARN`. `disable_statement_logging` of the pool's options ends that.
     #[must_use]
     pub fn from_pool(pool: MySqlPool) -> Self {
         let most = pool.options().get_max_connections();

@@ -5,10 +5,13 @@ use std::time::Duration;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, MySql, MySqlConnection, MySqlPool};
+use tokio::time::timeout;
 
 use crate::error::is_connection_lost;
 use crate::sql::Sql;
-use crate::timeouts::{IDLE_TIMEOUT, LOCK_WAIT, SERVER_HANDLER_IDLE_TIMEOUT, SERVER_IDLE_TIMEOUT, TRUSTED_IDLE};
+use crate::timeouts::{
+    IDLE_TIMEOUT, LOCK_WAIT, PING_TIMEOUT, SERVER_HANDLER_IDLE_TIMEOUT, SERVER_IDLE_TIMEOUT, TRUSTED_IDLE,
+};
 
 /// The `sql_mode` of the store's sessions: a value that does not fit is an error, whatever the server's default is.
 const STRICT: &str = "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
@@ -76,7 +79,10 @@ pub(crate) fn pool(options: MySqlConnectOptions, purpose: Use, most: u32, wait: 
         Use::Handlers => ("", SERVER_HANDLER_IDLE_TIMEOUT, String::new()),
     };
     let idle = server_idle.as_secs();
-    let settings = format!("{isolation}SET SESSION autocommit=1,wait_timeout={idle}{lock_wait},sql_mode='{STRICT}'");
+    // By another `completion_type`, COMMIT would begin a transaction, or end the session.
+    let settings = format!(
+        "{isolation}SET SESSION autocommit=1,completion_type=0,wait_timeout={idle}{lock_wait},sql_mode='{STRICT}'"
+    );
     MySqlPoolOptions::new()
         .max_connections(most)
         .acquire_timeout(wait)
@@ -84,7 +90,10 @@ pub(crate) fn pool(options: MySqlConnectOptions, purpose: Use, most: u32, wait: 
         // Asking the server before each use would cost every verb a round trip.
         .test_before_acquire(false)
         .before_acquire(|connection, meta| {
-            Box::pin(async move { Ok(meta.idle_for < TRUSTED_IDLE || connection.ping().await.is_ok()) })
+            Box::pin(async move {
+                let is_trusted = meta.idle_for < TRUSTED_IDLE;
+                Ok(is_trusted || timeout(PING_TIMEOUT, connection.ping()).await.is_ok_and(|answer| answer.is_ok()))
+            })
         })
         .after_connect(move |connection, _| {
             let settings = settings.clone();

@@ -149,7 +149,8 @@ impl MySqlStore {
     ///
     /// The connection may come from any pool that leads to the store's server, and have any isolation level. Make this the last
     /// statement before COMMIT: until then, renewals and other requests that change the record wait. Renew the lease while the
-    /// transaction is open, as an engine does. The real time of the session is set (`SET timestamp = DEFAULT`).
+    /// transaction is open, as an engine does. The real time of the session is set (`SET timestamp = DEFAULT`). If the connection
+    /// logs statements, the log contains the answer.
     ///
     /// After `LeaseLost`, roll back. It also says that the run is settled already: then an earlier transaction of the run was
     /// committed although its COMMIT got no answer, and this one would make its writes again.

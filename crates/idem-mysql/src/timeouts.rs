@@ -40,6 +40,9 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 /// A connection that was idle for longer is tried before it is used.
 pub(crate) const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
+/// How long that may take. After a failover, a connection to a machine that is gone gets no answer at all.
+pub(crate) const PING_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// The longest wait that a configuration may set: a sum with the time of day must not overflow.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
