@@ -192,6 +192,13 @@ impl MySqlStore {
     ) -> Result<OwnerOutcome, StoreError> {
         self.records.act_within(&self.identity, connection, lease, OwnerAction::Checkpoint(checkpoint)).await
     }
+
+    /// The record. A settled one is confirmed to be on the disk, because the caller may acknowledge or copy it.
+    async fn confirmed(&self, id: &RecordId) -> Result<Found, StoreError> {
+        let found = self.records.read(id).await?;
+        let is_settled = |record: &Record| !matches!(record.state, State::InProgress { .. });
+        if found.record.as_ref().is_some_and(is_settled) { self.records.read_confirmed(id).await } else { Ok(found) }
+    }
 }
 
 /// The answer of the server, or an error after `limit`.
@@ -246,13 +253,8 @@ impl IdempotencyStore for MySqlStore {
         self.records.act(&lease.id, lease.owner, OwnerAction::Settle(settlement, retention)).await
     }
 
-    /// A settled record is confirmed to be on the disk, because the caller may acknowledge it.
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let found = current(self.records.read(id).await?);
-        if found.as_ref().is_none_or(|record| matches!(record.state, State::InProgress { .. })) {
-            return Ok(found);
-        }
-        Ok(current(self.records.read_confirmed(id).await?))
+        Ok(current(self.confirmed(id).await?))
     }
 
     fn on_settled(&self, _: Weak<dyn SettlementListener>) {
@@ -344,7 +346,7 @@ impl Purge for MySqlStore {
 #[async_trait]
 impl DurableStore for MySqlStore {
     async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
-        let found = self.records.read(id).await?;
+        let found = self.confirmed(id).await?;
         Ok(found.record.and_then(|record| LiveRecord::at(record, found.now)))
     }
 
