@@ -137,11 +137,15 @@ impl Settings {
                 "sync_binlog is {sync}: after a loss of power the server rolls back what its binary log lacks; set it to 1"
             ));
         }
-        if self.value("innodb_doublewrite").eq_ignore_ascii_case("off") {
-            reasons.push("innodb_doublewrite is off: a page that is torn by a loss of power cannot be repaired".into());
+        let doublewrite = self.value("innodb_doublewrite");
+        if !doublewrite.is_empty() && !self.is_on("innodb_doublewrite") {
+            reasons.push(format!(
+                "innodb_doublewrite is {doublewrite}: a page that is torn by a loss of power may not be repaired; set it to ON"
+            ));
         }
-        if self.value("innodb_flush_method").eq_ignore_ascii_case("nosync") {
-            reasons.push("innodb_flush_method is nosync: nothing is synced to the disk".into());
+        let method = self.value("innodb_flush_method").to_ascii_lowercase();
+        if matches!(method.as_str(), "nosync" | "littlesync") {
+            reasons.push(format!("innodb_flush_method is {method}: files are not synced to the disk"));
         }
         let durability = if reasons.is_empty() { Durability::Power } else { Durability::Crash };
         DurabilityReport { durability, reasons }
@@ -225,6 +229,7 @@ mod tests {
             ("innodb_flush_log_at_trx_commit", "2"),
             ("sync_binlog", "0"),
             ("innodb_doublewrite", "OFF"),
+            ("innodb_doublewrite", "DETECT_ONLY"),
             ("innodb_flush_method", "nosync"),
         ];
         for (name, value) in unsafe_settings {
