@@ -192,6 +192,15 @@ fn decode_attempt(number: i64) -> Result<u32, CodecError> {
 fn decode_state(flat: FlatRecord) -> Result<State, CodecError> {
     let failed = |failure, flat| Ok(State::Failed { failure, response: decode_response(flat)? });
     match flat.state {
+        // A settled record that an edit has turned into one in progress would run again.
+        state::IN_PROGRESS if flat.status.is_some() || flat.headers.is_some() || flat.body.is_some() => {
+            Err(CodecError::Damaged("answer of a record in progress"))
+        }
+        state::IN_PROGRESS if flat.not_before.is_some() => Err(CodecError::Damaged("time of the next attempt")),
+        // It would count as absent while its owner runs.
+        state::IN_PROGRESS if flat.lease_until.is_some_and(|lease_until| lease_until > flat.expires_at) => {
+            Err(CodecError::Damaged("end of a record in progress"))
+        }
         state::IN_PROGRESS => Ok(State::InProgress {
             lease_until: Timestamp::from_unix_micros(flat.lease_until.ok_or(CodecError::Damaged("lease"))?),
             acquisition: flat.acquisition.and_then(acquisition).ok_or(CodecError::Damaged("acquisition"))?,
