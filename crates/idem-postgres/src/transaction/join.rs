@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use idem_core::machine::SHORTEST_RETENTION;
 use idem_core::{Acquire, AcquireOutcome, Lease, RecordId, Settlement, StoreError, StoreErrorKind};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
@@ -19,9 +20,6 @@ use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::begin::{Decision, Transactions};
 use crate::transaction::run::TransactionRun;
 use crate::transaction::statements::{Connection, TransactionSettings};
-
-/// The shortest time for which a settled record is kept, as in the engine. With none at all, the next repeat would run again.
-const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 /// The answer to [`PostgresStore::join`](crate::PostgresStore::join).
 #[derive(Debug)]
