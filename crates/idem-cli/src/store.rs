@@ -231,7 +231,7 @@ impl StoreOptions {
             Kind::Redis => redis::open(url, self).await,
             #[cfg(not(all(feature = "postgres", feature = "sqlite", feature = "redis")))]
             kind => {
-                let _ = migrating;
+                let _ = (url, migrating);
                 Err(format!("this build of idem has no support for {kind:?}; build it with the store's feature").into())
             }
         }

@@ -405,8 +405,8 @@ impl Operate for SqliteStore {
 
     /// The notes come first: if the process dies in between, the record still has its principal and can be found.
     ///
-    /// What is erased is overwritten in its pages (`PRAGMA secure_delete`). The write-ahead log keeps earlier pages until a checkpoint
-    /// has copied it and it begins anew. Free pages may keep what earlier steps of the record wrote, such as a checkpoint, until `VACUUM`.
+    /// What is erased is overwritten (`PRAGMA secure_delete`). The write-ahead log keeps earlier pages until a checkpoint has copied it
+    /// and it begins anew. Free pages may keep a long checkpoint that an earlier step has replaced, until `VACUUM`.
     async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
         if let Some(principal) = request.principal.as_deref().filter(|principal| !principal.is_empty()) {
             let record = self.peek(&request.id).await?;
