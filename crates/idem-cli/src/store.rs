@@ -145,6 +145,7 @@ pub(crate) type Line = (Level, &'static str, String);
 pub(crate) enum Level {
     Ok,
     /// It could not be found out.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only Postgres has a history"))]
     Unknown,
     Weak,
     Unusable,
