@@ -6,29 +6,29 @@ mod kept;
 mod owners;
 mod pending;
 mod schema;
+mod time;
 
 use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Sqlite, SqlitePool, Transaction};
 
 pub use error::{JournalError, JournalErrorKind};
 pub use pending::{JournaledAnswer, PendingOperation, ResumeError};
+pub use time::ClockFault;
 
 use error::of_sqlite;
 use owners::Owner;
+use time::{millis, tick};
 
 /// How long final answers are kept by default: a process that died between an answer and its use finds it when it is restarted
 /// within a day.
 const KEEP_ANSWERS: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// How far the clock may be behind the journal. Time services correct a clock by less.
-const CLOCK_TOLERANCE_MS: i64 = 60_000;
 
 /// Where the journal is, and how long it keeps answers.
 #[derive(Debug, Clone)]
@@ -47,7 +47,9 @@ impl JournalConfig {
 
     /// How long final answers are kept. Zero removes an operation with its answer.
     ///
-    /// Default 24 h, so that a process that died between an answer and its use finds the answer later.
+    /// Default 24 h, so that a process that died between an answer and its use finds the answer later. Between two uses of the
+    /// journal, at most 10 min of this time pass, so that a clock that jumps ahead removes no answers. A journal that is seldom used
+    /// keeps answers for longer.
     #[must_use]
     pub fn keep_answers(mut self, keep: Duration) -> Self {
         self.keep_answers = keep;
@@ -109,8 +111,9 @@ impl Journal {
             let message = "the journal's file is damaged; move it away, and find out what became of its operations";
             return Err(JournalError::new(JournalErrorKind::Corrupt, message));
         }
-        let mut transaction = begin(&pool).await?;
+        let mut transaction = lock(&pool).await?;
         schema::prepare(&mut transaction).await?;
+        tick(&mut transaction).await?;
         owners::remove_dead(&path).map_err(files)?;
         let owner = Owner::register(&path).map_err(files)?;
         remove_old(&mut transaction, keep_answers).await?;
@@ -143,8 +146,15 @@ impl Drop for Running {
     }
 }
 
-/// Takes the write lock first, so that what is read stays true until the commit.
+/// Begins a transaction, and notes the present time.
 async fn begin(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, JournalError> {
+    let mut transaction = lock(pool).await?;
+    tick(&mut transaction).await?;
+    Ok(transaction)
+}
+
+/// Takes the write lock first, so that what is read stays true until the commit.
+async fn lock(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, JournalError> {
     pool.begin_with("BEGIN IMMEDIATE").await.map_err(|error| of_sqlite("begin a transaction", error))
 }
 
@@ -152,50 +162,13 @@ async fn commit(transaction: Transaction<'static, Sqlite>) -> Result<(), Journal
     transaction.commit().await.map_err(|error| of_sqlite("write to the disk", error))
 }
 
+/// Removes answers by the journal's own clock, which does not jump.
 async fn remove_old(transaction: &mut Transaction<'_, Sqlite>, keep: Duration) -> Result<(), JournalError> {
-    let removed = sqlx::query("DELETE FROM operations WHERE answered_ms <= ?")
-        .bind(now_ms().saturating_sub(millis(keep)))
+    let removed = sqlx::query("DELETE FROM operations WHERE answered_used_ms <= (SELECT used_ms FROM clock) - ?")
+        .bind(millis(keep))
         .execute(&mut **transaction)
         .await;
     removed.map(drop).map_err(|error| of_sqlite("remove old answers", error))
-}
-
-/// Notes the present time, and returns it.
-async fn tick(transaction: &mut Transaction<'_, Sqlite>) -> Result<i64, JournalError> {
-    let now = now_ms();
-    let noted =
-        sqlx::query("UPDATE clock SET latest_ms = max(latest_ms, ?)").bind(now).execute(&mut **transaction).await;
-    noted.map_err(|error| of_sqlite("note the time", error))?;
-    Ok(now)
-}
-
-/// How long ago a time of the journal was; an error if the clock was set back, so that this is not known.
-async fn since(transaction: &mut Transaction<'_, Sqlite>, first_sent_ms: i64) -> Result<Duration, JournalError> {
-    let now = tick(transaction).await?;
-    let latest: i64 = sqlx::query_scalar("SELECT latest_ms FROM clock")
-        .fetch_one(&mut **transaction)
-        .await
-        .map_err(|error| of_sqlite("read the time", error))?;
-    if now < latest.saturating_sub(CLOCK_TOLERANCE_MS) {
-        let message = format!(
-            "the clock is {} s behind the journal, so nothing says how long ago the operation was sent; set the clock right",
-            (latest - now) / 1000
-        );
-        return Err(JournalError::new(JournalErrorKind::ClockSetBack, message));
-    }
-    Ok(of_millis(latest.saturating_sub(first_sent_ms)))
-}
-
-fn now_ms() -> i64 {
-    millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
-}
-
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn of_millis(millis: i64) -> Duration {
-    Duration::from_millis(u64::try_from(millis).unwrap_or_default())
 }
 
 /// Makes the file, unless it is there, with access for its owner only: it has bodies of requests.

@@ -27,6 +27,8 @@ const TABLES: &str = "
         -- SHA-256 of what is sent, so that a damaged operation is not sent.
         digest BLOB NOT NULL CHECK (length(digest) = 32),
         first_sent_ms INTEGER NOT NULL,
+        -- Whether that time may be wrong. 1: the clock was found behind later, and no operator has said why. 2: it was ahead.
+        doubt INTEGER NOT NULL DEFAULT 0,
         deadline_ms INTEGER NOT NULL,
         -- The longest retention that the client was set to trust, if it was.
         trusted_retention_ms INTEGER,
@@ -38,13 +40,23 @@ const TABLES: &str = "
         answer_headers BLOB,
         answer_body BLOB,
         answered_ms INTEGER,
-        CHECK ((status IS NULL) = (answered_ms IS NULL))
+        -- The same by clock.used_ms.
+        answered_used_ms INTEGER,
+        CHECK ((status IS NULL) = (answered_ms IS NULL)),
+        CHECK ((status IS NULL) = (answered_used_ms IS NULL))
     ) STRICT;
-    CREATE INDEX answered ON operations (answered_ms);
+    CREATE INDEX answered ON operations (answered_used_ms);
     CREATE INDEX by_key ON operations (key);
-    -- One row: the latest time that any process has seen, which shows that the clock was set back.
-    CREATE TABLE clock (latest_ms INTEGER NOT NULL) STRICT;
-    INSERT INTO clock VALUES (0);
+    -- One row.
+    CREATE TABLE clock (
+        -- The latest time that any process has seen, which shows that the clock was set back.
+        latest_ms INTEGER NOT NULL,
+        -- How far the clock was found behind that, until an operator says that it is right.
+        behind_ms INTEGER,
+        -- A clock that does not jump, for the age of answers.
+        used_ms INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO clock VALUES (0, NULL, 0);
 ";
 
 /// Makes the tables of a new file, and refuses files that are no journal.

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use idem_client::{
-    Error, ErrorKind, Journal, JournalConfig, JournalError, JournalErrorKind, Operation, Report, ResumeError, Stop,
-    client,
+    ClockFault, Error, ErrorKind, Journal, JournalConfig, JournalError, JournalErrorKind, Operation, Report,
+    ResumeError, Stop, client,
 };
 use idem_core::IdempotencyKey;
 use reqwest::Request;
@@ -271,6 +271,123 @@ async fn nothing_is_sent_after_the_retention_or_when_the_clock_was_set_back() {
     assert_eq!(server.arrived().len(), 1, "nothing was sent again");
     // A new operation is not concerned.
     client.post(server.url("/pay")).send().await.unwrap();
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Moves the latest time that the journal has seen, as if the clock had been there.
+async fn move_clock(folder: &TempDir, by: &str) {
+    let moved = format!("UPDATE clock SET latest_ms = latest_ms {by}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(moved)).execute(&database(folder).await).await.unwrap();
+}
+
+async fn resume_fails(journal: &Journal, id: &str) -> JournalErrorKind {
+    kind_of(&journal.resume(id, &with(journal), credentials).await.unwrap_err())
+}
+
+/// The operation was stored at a time that is not known, and the server may have forgotten it.
+#[tokio::test]
+async fn after_a_clock_that_was_ahead_only_what_was_stored_before_is_resumed() {
+    let folder = TempDir::new().unwrap();
+    let script = (0..3).map(|_| problem("504 Gateway Timeout", "outcome-unknown"));
+    let server = Server::start(script).await;
+    let journal = open(&folder).await;
+    let url = server.url("/pay");
+    for _ in 0..2 {
+        with(&journal).post(&url).send().await.unwrap_err();
+    }
+    let pending = journal.pending().await.unwrap();
+    let (before, ahead) = (&pending[0].id, &pending[1].id);
+    // The second one was stored while the clock was two days ahead.
+    let later = format!("UPDATE operations SET first_sent_ms = first_sent_ms + 2 * 86400000 WHERE id = '{ahead}'");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(later)).execute(&database(&folder).await).await.unwrap();
+    move_clock(&folder, "+ 2 * 86400000").await;
+    assert_eq!(resume_fails(&journal, before).await, JournalErrorKind::ClockSetBack);
+    // Stored by the right clock, after the fault was noticed.
+    with(&journal).post(&url).send().await.unwrap_err();
+    let after = &journal
+        .pending()
+        .await
+        .unwrap()
+        .iter()
+        .find(|one| !pending.iter().any(|old| old.id == one.id))
+        .unwrap()
+        .id
+        .clone();
+    // When the clock comes to this time again, the ages are still not known.
+    move_clock(&folder, "- 2 * 86400000").await;
+    for id in [before, ahead, after] {
+        assert_eq!(resume_fails(&journal, id).await, JournalErrorKind::ClockSetBack);
+    }
+    let since = SystemTime::now() + HOUR;
+    journal.trust_clock(ClockFault::WasAhead { since }).await.unwrap();
+    assert_eq!(resume_fails(&journal, ahead).await, JournalErrorKind::AgeUnknown);
+    for id in [before, after] {
+        journal.resume(id, &with(&journal), credentials).await.unwrap();
+    }
+    // Nothing that is said of a later fault makes it known.
+    move_clock(&folder, "+ 3600000").await;
+    assert_eq!(resume_fails(&journal, ahead).await, JournalErrorKind::ClockSetBack);
+    move_clock(&folder, "- 3600000").await;
+    journal.trust_clock(ClockFault::WasBehind).await.unwrap();
+    let left = journal.pending().await.unwrap();
+    assert_eq!((left.len(), left[0].is_age_unknown, &left[0].id), (1, true, ahead));
+    assert_eq!(resume_fails(&journal, ahead).await, JournalErrorKind::AgeUnknown);
+    journal.forget(ahead).await.unwrap();
+    assert_eq!(server.arrived().len(), 5);
+}
+
+#[tokio::test]
+async fn after_a_clock_that_was_ahead_for_an_unknown_time_nothing_of_that_time_is_resumed() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown")]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    move_clock(&folder, "+ 3600000").await;
+    assert_eq!(resume_fails(&journal, &id).await, JournalErrorKind::ClockSetBack);
+    journal.trust_clock(ClockFault::WasAhead { since: UNIX_EPOCH }).await.unwrap();
+    assert_eq!(resume_fails(&journal, &id).await, JournalErrorKind::AgeUnknown);
+    assert_eq!(server.arrived().len(), 1);
+}
+
+#[tokio::test]
+async fn after_a_clock_that_was_behind_everything_is_resumed_once_it_is_right() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown")]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    move_clock(&folder, "+ 3600000").await;
+    // Any use of the journal notices it, here that of another process.
+    open(&folder).await;
+    let error = journal.trust_clock(ClockFault::WasBehind).await.unwrap_err();
+    assert_eq!(error.kind(), JournalErrorKind::ClockSetBack);
+    move_clock(&folder, "- 3600000").await;
+    assert_eq!(resume_fails(&journal, &id).await, JournalErrorKind::ClockSetBack, "an operator has to say it");
+    journal.trust_clock(ClockFault::WasBehind).await.unwrap();
+    journal.resume(&id, &with(&journal), credentials).await.unwrap();
+    assert_eq!(server.arrived().len(), 2);
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_ahead_removes_no_answers() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap();
+    let used = async || -> i64 {
+        sqlx::query_scalar("SELECT used_ms FROM clock").fetch_one(&database(&folder).await).await.unwrap()
+    };
+    let before = used().await;
+    move_clock(&folder, "- 30 * 86400000").await;
+    open(&folder).await;
+    assert_eq!(journal.answers().await.unwrap().len(), 1);
+    assert_eq!(used().await - before, 600_000, "ten minutes at most between two uses");
+    // A day in which the journal is used.
+    sqlx::raw_sql("UPDATE clock SET used_ms = used_ms + 86400000").execute(&database(&folder).await).await.unwrap();
+    open(&folder).await;
+    assert!(journal.answers().await.unwrap().is_empty());
 }
 
 /// A second row would count the retention anew.
