@@ -146,6 +146,7 @@ impl RetryPolicy {
     /// | no connection; reset, cut or late answer | retry |
     /// | refused TLS, a request that cannot be sent | stop |
     /// | Idem: problem `outcome-unknown`, `record-unreadable`, `misconfigured` | stop |
+    /// | a problem document, or a 409 of Stripe, whose body was not read whole and may say one of these things or those below | retry |
     /// | 202, with [`poll`](Self::poll) and a `Location` | poll |
     /// | marked as a replay | final |
     /// | Idem: problem `in-progress`, `backoff`, `body-incomplete`; a type of [`in_progress_type`](Self::in_progress_type) | retry |
@@ -167,6 +168,9 @@ impl RetryPolicy {
         let problem = self.problem(&answer);
         if let Some(stop) = problem.as_deref().and_then(stop_of) {
             return Decision::Stop(stop);
+        }
+        if self.is_undecidable(&answer) {
+            return Decision::Retry { reason: "unreadable", after };
         }
         if answer.status == StatusCode::ACCEPTED && self.poll {
             let location = only(answer.headers, LOCATION).map(str::to_owned);
@@ -245,6 +249,22 @@ impl RetryPolicy {
         }
         let name = problem_type.strip_prefix(&self.problem_type_base).filter(|_| self.profile == Profile::Idem)?;
         Some(name.to_owned())
+    }
+
+    /// Whether the part of the body that was not read may change the decision. A repeat is safe, and a wrong end is not.
+    fn is_undecidable(&self, answer: &Answer<'_>) -> bool {
+        if answer.is_whole {
+            return false;
+        }
+        let knows_problems = self.profile == Profile::Idem || !self.in_progress_types.is_empty();
+        let is_error = answer.status.is_client_error() || answer.status.is_server_error();
+        // A replayed problem may be an unknown outcome, which is a 504. Other replays are final, whatever they say.
+        let may_be_final = answer.status.is_client_error() && self.is_replay(answer.headers);
+        if knows_problems && is_error && answer.is_problem() && !may_be_final {
+            return true;
+        }
+        let is_told = only(answer.headers, "stripe-should-retry").is_some() || self.is_replay(answer.headers);
+        self.profile == Profile::Stripe && answer.status == StatusCode::CONFLICT && answer.is_json() && !is_told
     }
 
     fn is_replay(&self, headers: &HeaderMap) -> bool {
