@@ -49,6 +49,9 @@ pub(crate) struct Begun {
 /// One stored operation. While it exists, no other process and no other task sends the operation.
 #[async_trait]
 pub(crate) trait Kept: fmt::Debug + Send + Sync {
+    /// Its id in the journal.
+    fn id(&self) -> &str;
+
     /// Stores how long the server says that it keeps the answer.
     async fn retention_is(&self, retention: Duration) -> Result<(), KeepError>;
 

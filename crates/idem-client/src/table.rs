@@ -52,8 +52,8 @@ pub enum Stop {
     RecordUnreadable,
     /// The server's layers are misconfigured, and nothing ran. A journal keeps the operation until the server is corrected.
     Misconfigured,
-    /// The last answer came from before the server's idempotency layer, such as a refused login or a missing route, and an earlier
-    /// attempt may have taken effect. A journal keeps the operation until that is corrected.
+    /// The last answer says nothing about the operation, such as a refused login or a missing route, and an earlier attempt may
+    /// have taken effect. A journal keeps the operation until that is corrected.
     NotAnswered,
     /// No attempt can succeed: the server's TLS was refused, or the request cannot be sent.
     CannotSend(Failure),
@@ -193,8 +193,8 @@ impl RetryPolicy {
 
     /// What to do after an attempt, if an earlier one may have reached the operation.
     ///
-    /// The same as [`decide`](Self::decide), but for an answer that is neither a replay nor states by `Idempotency-Retention` that its
-    /// record is kept:
+    /// The same as [`decide`](Self::decide), but for an answer that is neither a replay nor states by `Idempotency-Retention` that
+    /// its record is kept:
     ///
     /// | answer | decision |
     /// |---|---|
@@ -203,11 +203,8 @@ impl RetryPolicy {
     /// Logins, firewalls, load balancers and routers give such answers without a look at the operation.
     #[must_use]
     pub fn decide_repeat(&self, outcome: Result<Answer<'_>, Failure>) -> Decision {
-        let is_of_a_gate = outcome.as_ref().is_ok_and(|answer| {
-            let status = answer.status;
-            (status.is_redirection() || matches!(status.as_u16(), 401 | 403 | 404 | 405 | 407 | 421))
-                && !answer.headers.contains_key(RETENTION)
-        });
+        let is_of_a_gate =
+            outcome.as_ref().is_ok_and(|answer| is_of_a_gate(answer.status) && !answer.headers.contains_key(RETENTION));
         match self.decide(outcome) {
             Decision::Final { replayed: false } if is_of_a_gate => Decision::Stop(Stop::NotAnswered),
             decision => decision,
@@ -220,7 +217,11 @@ impl RetryPolicy {
     /// |---|---|
     /// | as for an operation: no answer; 408, 425, 429; 5xx but 501 and 505 | retry |
     /// | 202; 200 with `Retry-After`, by which `idem-jobs` says that the job has not ended | poll again |
+    /// | 3xx but 303, 401, 403, 404, 405, 407, 421 | stop |
     /// | everything else | final |
+    ///
+    /// A login that has expired, or a router that does not know the `Location`, says nothing about the operation, which may still
+    /// run. A request with the same key asks for it again.
     #[must_use]
     pub fn decide_poll(&self, outcome: Result<Answer<'_>, Failure>) -> Decision {
         let answer = match outcome {
@@ -231,6 +232,8 @@ impl RetryPolicy {
         match answer.status {
             StatusCode::ACCEPTED => Decision::Poll { location: None, after },
             StatusCode::OK if after.is_some() => Decision::Poll { location: None, after },
+            // "See other" is how a monitor names the resource that was made.
+            status if status != StatusCode::SEE_OTHER && is_of_a_gate(status) => Decision::Stop(Stop::NotAnswered),
             status => match by_status(status) {
                 Some(reason) => Decision::Retry { reason, after },
                 None => Decision::Final { replayed: false },
@@ -308,6 +311,11 @@ fn stop_of(problem: &str) -> Option<Stop> {
         "misconfigured" => Some(Stop::Misconfigured),
         _ => None,
     }
+}
+
+/// Whether logins, firewalls, load balancers and routers give such an answer.
+fn is_of_a_gate(status: StatusCode) -> bool {
+    status.is_redirection() || matches!(status.as_u16(), 401 | 403 | 404 | 405 | 407 | 421)
 }
 
 /// Why an answer with this status is repeated.

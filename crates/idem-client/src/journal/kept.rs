@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::entry::{Entry, encode_headers};
 use super::error::{JournalError, JournalErrorKind, of_sqlite};
 use super::time::{Stamp, millis, now_ms};
-use super::{Journal, Running, begin, commit, remove_old};
+use super::{Journal, Running, begin, commit};
 use crate::keep::{Beginning, Begun, Keep, KeepError, Kept};
 use crate::operation::bytes_of;
 
@@ -112,6 +112,10 @@ impl KeptOperation {
 
 #[async_trait]
 impl Kept for KeptOperation {
+    fn id(&self) -> &str {
+        &self.running.id
+    }
+
     async fn retention_is(&self, retention: Duration) -> Result<(), KeepError> {
         let mut transaction = self.change().await?;
         let updated = sqlx::query("UPDATE operations SET retention_s = ? WHERE id = ?")
@@ -124,22 +128,27 @@ impl Kept for KeptOperation {
     }
 
     async fn answered(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Result<(), KeepError> {
-        let keep = self.running.shared.keep_answers;
+        let failed = |error| of_sqlite("store an answer", error);
         let mut transaction = self.change().await?;
+        let number = "UPDATE answers SET last_number = last_number + 1 RETURNING last_number";
+        let number: i64 = sqlx::query_scalar(number).fetch_one(&mut *transaction).await.map_err(failed)?;
         let headers = encode_headers(headers)?;
         let answer =
-            "UPDATE operations SET status = ?, answer_headers = ?, answer_body = ?, answered_ms = ?, stopped = NULL,
-            answered_used_ms = (SELECT used_ms FROM clock) WHERE id = ?";
+            "UPDATE operations SET status = ?, answer_headers = ?, answer_body = ?, answered_ms = ?, answer_number = ?,
+            answered_used_ms = (SELECT used_ms FROM clock), stopped = NULL,
+            answer_bytes = length(headers) + length(body) + ? WHERE id = ?";
         let answered = sqlx::query(answer)
             .bind(status.as_u16())
-            .bind(headers)
+            .bind(&headers)
             .bind(body)
             .bind(now_ms())
+            .bind(number)
+            .bind(i64::try_from(headers.len().saturating_add(body.len())).unwrap_or(i64::MAX))
             .bind(&self.running.id)
             .execute(&mut *transaction)
             .await;
-        answered.map_err(|error| of_sqlite("store an answer", error))?;
-        remove_old(&mut transaction, keep).await?;
+        answered.map_err(failed)?;
+        self.running.shared.limits.enforce(&mut transaction).await?;
         Ok(commit(transaction).await?)
     }
 

@@ -30,11 +30,15 @@ use time::{millis, tick};
 /// within a day.
 const KEEP_ANSWERS: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How much final answers take together by default, with their requests.
+const KEEP_BYTES: u64 = 64 * 1024 * 1024;
+
 /// Where the journal is, and how long it keeps answers.
 #[derive(Debug, Clone)]
 pub struct JournalConfig {
     path: PathBuf,
     keep_answers: Duration,
+    keep_bytes: u64,
     busy_timeout: Duration,
 }
 
@@ -42,17 +46,35 @@ impl JournalConfig {
     /// The journal in this file, on a local disk. A missing file is made, with access for its owner only.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), keep_answers: KEEP_ANSWERS, busy_timeout: Duration::from_secs(5) }
+        Self {
+            path: path.into(),
+            keep_answers: KEEP_ANSWERS,
+            keep_bytes: KEEP_BYTES,
+            busy_timeout: Duration::from_secs(5),
+        }
     }
 
     /// How long final answers are kept. Zero removes an operation with its answer.
     ///
     /// Default 24 h, so that a process that died between an answer and its use finds the answer later. Between two uses of the
-    /// journal, at most 10 min of this time pass, so that a clock that jumps ahead removes no answers. A journal that is seldom used
-    /// keeps answers for longer.
+    /// journal, at most 10 min of this time pass, so that a clock that jumps ahead removes no answers. A journal that is seldom
+    /// used keeps answers for longer.
     #[must_use]
     pub fn keep_answers(mut self, keep: Duration) -> Self {
         self.keep_answers = keep;
+        self
+    }
+
+    /// How many bytes final answers may take together, with their requests: bodies and header fields. If they take more, the oldest
+    /// lose them, and [`Journal::answers`] does not list them any more. An answer that alone is larger is not kept. That the key was
+    /// used stays known for [`keep_answers`](Self::keep_answers). Operations without an answer do not count, and are all kept.
+    ///
+    /// Default 64 MiB: the journal of a busy client does not fill its disk, and there is room for tens of thousands of usual
+    /// answers, or for 64 of those that are just small enough for the default of
+    /// [`Settings::body_limit`](crate::Settings::body_limit).
+    #[must_use]
+    pub fn keep_bytes(mut self, bytes: u64) -> Self {
+        self.keep_bytes = bytes;
         self
     }
 
@@ -80,7 +102,7 @@ pub struct Journal {
 struct Shared {
     path: PathBuf,
     pool: SqlitePool,
-    keep_answers: Duration,
+    limits: Limits,
     /// Dropped when no clone and no operation of this journal is left.
     owner: Owner,
     /// The operations that this process sends now.
@@ -88,12 +110,13 @@ struct Shared {
 }
 
 impl Journal {
-    /// Opens a journal, and removes answers that have been kept for long enough.
+    /// Opens a journal, and removes answers that have been kept for long enough, or take too much.
     ///
     /// # Errors
     /// If the file cannot be used: it is damaged, of another program, or of a newer version.
     pub async fn open(config: JournalConfig) -> Result<Self, JournalError> {
-        let JournalConfig { path, keep_answers, busy_timeout } = config;
+        let JournalConfig { path, keep_answers, keep_bytes, busy_timeout } = config;
+        let limits = Limits { keep: keep_answers, bytes: i64::try_from(keep_bytes).unwrap_or(i64::MAX) };
         let files = |error: io::Error| {
             let message = "the journal's file cannot be made; check its path and the modes of its folder";
             JournalError::new(JournalErrorKind::Unavailable, message).with_source(error)
@@ -116,12 +139,12 @@ impl Journal {
         tick(&mut transaction).await?;
         owners::remove_dead(&path).map_err(files)?;
         let owner = Owner::register(&path).map_err(files)?;
-        remove_old(&mut transaction, keep_answers).await?;
+        limits.enforce(&mut transaction).await?;
         commit(transaction).await?;
         // After the check, so that a file of another program stays as it is. The mode is kept in the file.
         let mode = sqlx::raw_sql("PRAGMA journal_mode = WAL").execute(&pool).await;
         mode.map_err(|error| of_sqlite("change its mode", error))?;
-        Ok(Self { shared: Arc::new(Shared { path, pool, keep_answers, owner, running: Mutex::default() }) })
+        Ok(Self { shared: Arc::new(Shared { path, pool, limits, owner, running: Mutex::default() }) })
     }
 }
 
@@ -162,13 +185,29 @@ async fn commit(transaction: Transaction<'static, Sqlite>) -> Result<(), Journal
     transaction.commit().await.map_err(|error| of_sqlite("write to the disk", error))
 }
 
-/// Removes answers by the journal's own clock, which does not jump.
-async fn remove_old(transaction: &mut Transaction<'_, Sqlite>, keep: Duration) -> Result<(), JournalError> {
-    let removed = sqlx::query("DELETE FROM operations WHERE answered_used_ms <= (SELECT used_ms FROM clock) - ?")
-        .bind(millis(keep))
-        .execute(&mut **transaction)
-        .await;
-    removed.map(drop).map_err(|error| of_sqlite("remove old answers", error))
+/// What is kept of answers.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    keep: Duration,
+    bytes: i64,
+}
+
+impl Limits {
+    /// Removes answers that are too old by the journal's own clock, which does not jump, and the contents of the oldest ones if all
+    /// take too much. What is left says that the key was used, and when.
+    async fn enforce(self, transaction: &mut Transaction<'_, Sqlite>) -> Result<(), JournalError> {
+        let failed = |error| of_sqlite("remove old answers", error);
+        let old = "DELETE FROM operations WHERE answered_used_ms <= (SELECT used_ms FROM clock) - ?";
+        sqlx::query(old).bind(millis(self.keep)).execute(&mut **transaction).await.map_err(failed)?;
+        let oldest = "UPDATE operations
+            SET headers = x'', body = x'', answer_headers = NULL, answer_body = NULL, answer_bytes = 0
+            WHERE id = (SELECT id FROM operations WHERE answer_bytes > 0 ORDER BY answer_number LIMIT 1)
+            AND (SELECT bytes FROM answers) > ?";
+        while sqlx::query(oldest).bind(self.bytes).execute(&mut **transaction).await.map_err(failed)?.rows_affected()
+            > 0
+        {}
+        Ok(())
+    }
 }
 
 /// Makes the file, unless it is there, with access for its owner only: it has bodies of requests.

@@ -38,8 +38,8 @@ pub struct PendingOperation {
     pub label: Option<String>,
     /// When it was stored, before its first send.
     pub first_sent: SystemTime,
-    /// Whether the clock was ahead at that time, as [`Journal::trust_clock`] was told. Then nothing says how long ago it was sent,
-    /// and it is not sent again.
+    /// Whether the clock was ahead at that time, as [`Journal::trust_clock`] was told. Then nothing says how long ago it was
+    /// sent, and it is not sent again.
     pub is_age_unknown: bool,
     /// Why it has no final answer, such as `outcome-unknown`; `None` if its process did not come to say so.
     pub stopped: Option<String>,
@@ -55,6 +55,8 @@ pub struct PendingOperation {
 pub struct JournaledAnswer {
     /// The id of the operation in the journal.
     pub id: String,
+    /// Its place in the order of arrival. Numbers rise, are not used again, and have gaps.
+    pub number: u64,
     /// The method of the operation.
     pub method: String,
     /// The URL of the operation.
@@ -216,14 +218,18 @@ impl Journal {
         Ok((entry, resumed))
     }
 
-    /// The final answers that are still kept, the oldest first.
+    /// The final answers that are still kept, in the order of their arrival: at most `limit` of them, from the first one on whose
+    /// [`number`](JournaledAnswer::number) is higher than `after`. 0 is before all.
+    ///
+    /// All together take [`JournalConfig::keep_bytes`](crate::JournalConfig::keep_bytes) at most.
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub async fn answers(&self) -> Result<Vec<JournaledAnswer>, JournalError> {
-        let query = "SELECT id, method, url, key, status, answer_headers, answer_body, answered_ms FROM operations
-            WHERE answered_ms IS NOT NULL ORDER BY answered_ms, id";
-        let rows = sqlx::query(query).fetch_all(&self.shared.pool).await;
+    pub async fn answers(&self, after: u64, limit: u32) -> Result<Vec<JournaledAnswer>, JournalError> {
+        let query = "SELECT id, method, url, key, status, answer_headers, answer_body, answered_ms, answer_number FROM operations
+            WHERE answer_bytes > 0 AND answer_number > ? ORDER BY answer_number LIMIT ?";
+        let after = i64::try_from(after).unwrap_or(i64::MAX);
+        let rows = sqlx::query(query).bind(after).bind(limit).fetch_all(&self.shared.pool).await;
         let rows = rows.map_err(|error| of_sqlite("list its answers", error))?;
         rows.iter().map(answer_of).collect()
     }
@@ -259,6 +265,7 @@ fn answer_of(row: &SqliteRow) -> Result<JournaledAnswer, JournalError> {
     let body: Vec<u8> = row.try_get("answer_body").map_err(failed)?;
     Ok(JournaledAnswer {
         id: row.try_get("id").map_err(failed)?,
+        number: row.try_get::<i64, _>("answer_number").map_err(failed)?.unsigned_abs(),
         method: row.try_get("method").map_err(failed)?,
         url: row.try_get("url").map_err(failed)?,
         key: row.try_get("key").map_err(failed)?,
@@ -289,6 +296,7 @@ impl fmt::Debug for JournaledAnswer {
         formatter
             .debug_struct("JournaledAnswer")
             .field("id", &self.id)
+            .field("number", &self.number)
             .field("method", &self.method)
             .field("url", &without_query(&self.url))
             .field("status", &self.status)

@@ -42,11 +42,25 @@ const TABLES: &str = "
         answered_ms INTEGER,
         -- The same by clock.used_ms.
         answered_used_ms INTEGER,
+        -- Answers in the order of their arrival.
+        answer_number INTEGER,
+        -- What an answer takes with its request; 0 if there is none, or if its contents were removed to make room.
+        answer_bytes INTEGER NOT NULL DEFAULT 0,
         CHECK ((status IS NULL) = (answered_ms IS NULL)),
         CHECK ((status IS NULL) = (answered_used_ms IS NULL))
     ) STRICT;
     CREATE INDEX answered ON operations (answered_used_ms);
+    CREATE INDEX with_contents ON operations (answer_number) WHERE answer_bytes > 0;
     CREATE INDEX by_key ON operations (key);
+    -- One row: the number of the last answer, and the sum of answer_bytes.
+    CREATE TABLE answers (last_number INTEGER NOT NULL, bytes INTEGER NOT NULL) STRICT;
+    INSERT INTO answers VALUES (0, 0);
+    CREATE TRIGGER answer_changed AFTER UPDATE OF answer_bytes ON operations BEGIN
+        UPDATE answers SET bytes = bytes + new.answer_bytes - old.answer_bytes;
+    END;
+    CREATE TRIGGER answer_removed AFTER DELETE ON operations BEGIN
+        UPDATE answers SET bytes = bytes - old.answer_bytes;
+    END;
     -- One row.
     CREATE TABLE clock (
         -- The latest time that any process has seen, which shows that the clock was set back.

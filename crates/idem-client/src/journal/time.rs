@@ -1,7 +1,7 @@
 //! How much time has passed, by a machine's clock that may be wrong.
 //!
-//! Nothing is sent after the server's retention, so the age of an operation must never be underestimated. A clock that was ahead
-//! when an operation was stored, or that is behind now, does that. Both look the same: the clock is behind the latest time that the
+//! Nothing is sent after the server's retention, so an operation must never look younger than it is. It does if the clock was ahead
+//! when the operation was stored, or if the clock is behind now. Both look the same: the clock is behind the latest time that the
 //! journal has seen. From then on the journal resumes nothing, until an operator says what was wrong.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,8 +26,8 @@ pub enum ClockFault {
     WasBehind,
     /// It was ahead. The times of operations that were stored meanwhile are wrong.
     WasAhead {
-        /// Since when, at the earliest. If this is not known, `UNIX_EPOCH`: then no operation that was stored before the fault was
-        /// noticed is sent.
+        /// Since when, at the earliest. If this is not known, `UNIX_EPOCH`: then no operation that was stored before the fault
+        /// was noticed is sent.
         since: SystemTime,
     },
 }
@@ -85,16 +85,13 @@ impl Stamp {
 }
 
 impl Journal {
-    /// Says that the machine's clock is right, after it was found behind ([`JournalErrorKind::ClockSetBack`]), and what was wrong.
-    /// From now on operations can be resumed again.
+    /// Says that the machine's clock is right, after it was found behind ([`JournalErrorKind::ClockSetBack`]), and what was
+    /// wrong. From now on operations can be resumed again.
     ///
-    /// | fault | operations that were stored before the fault was noticed |
-    /// |---|---|
-    /// | [`ClockFault::WasBehind`] | can be resumed |
-    /// | [`ClockFault::WasAhead`] | those with a [`first_sent`](crate::PendingOperation::first_sent) before `since` can be resumed. The others have an unknown age and are never sent again: find out from the resource itself, and forget them |
-    ///
-    /// An application whose processes start only after the clock is synchronised, for example after `time-sync.target` of systemd,
-    /// has clocks that were behind at most, and may call this with `WasBehind` when it starts.
+    /// - After [`ClockFault::WasBehind`], all operations can be resumed.
+    /// - After [`ClockFault::WasAhead`], those can be resumed that were stored after the fault was noticed, or whose
+    ///   [`first_sent`](crate::PendingOperation::first_sent) is before `since`. The others have an unknown age and are never sent
+    ///   again: find out from the resource itself, and forget them.
     ///
     /// # Errors
     /// If the clock is still behind, although it is said that it was behind; and if the file cannot be written.

@@ -167,8 +167,11 @@ fn a_poll_ends_with_an_answer_that_does_not_ask_to_come_again() {
     assert_eq!(poll(202, &[]), again(None));
     assert_eq!(poll(202, &[RETRY_AFTER_7]), again(Some(Duration::from_secs(7))));
     assert_eq!(poll(200, &[RETRY_AFTER_7]), again(Some(Duration::from_secs(7))));
-    for status in [200, 201, 303, 404, 410, 422] {
+    for status in [200, 201, 303, 400, 409, 410, 422] {
         assert_eq!(poll(status, &[]), FINAL, "{status}");
+    }
+    for status in [301, 302, 307, 308, 401, 403, 404, 405, 407, 421] {
+        assert_eq!(poll(status, &[]), Decision::Stop(Stop::NotAnswered), "{status}: the operation may still run");
     }
     assert_eq!(poll(503, &[]), retry("unavailable"));
     assert_eq!(poll(429, &[]), retry("too-many-requests"));

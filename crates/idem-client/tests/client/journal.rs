@@ -191,7 +191,7 @@ async fn processes_that_resume_at_once_share_the_operations() {
     let resumed: usize =
         outputs.iter().map(|output| String::from_utf8_lossy(&output.stdout).matches("resumed").count()).sum();
     assert_eq!((resumed, server.arrived().len()), (OPERATIONS, 2 * OPERATIONS), "each once");
-    assert_eq!(journal.answers().await.unwrap().len(), OPERATIONS);
+    assert_eq!(journal.answers(0, 100).await.unwrap().len(), OPERATIONS);
 }
 
 #[tokio::test]
@@ -206,12 +206,13 @@ async fn an_unknown_outcome_stays_until_an_operator_has_resolved_it() {
     // Another process can resume it, although this one lives.
     let other = open(&folder).await;
     other.resume(&pending[0].id, &with(&other), credentials).await.unwrap();
-    let answers = journal.answers().await.unwrap();
+    let answers = journal.answers(0, 100).await.unwrap();
     let [answer] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!(Error::of(&error).unwrap().report().journal_id.as_ref(), Some(&answer.id));
     assert_eq!((answer.status.as_u16(), &answer.body[..], &*answer.key), (201, &br#"{"id":1}"#[..], "order-4711"));
     assert!(!format!("{answers:?}{pending:?}").contains("order-4711"));
     journal.forget(&answer.id).await.unwrap();
-    assert!(journal.answers().await.unwrap().is_empty());
+    assert!(journal.answers(0, 100).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -382,12 +383,12 @@ async fn a_clock_that_jumps_ahead_removes_no_answers() {
     let before = used().await;
     move_clock(&folder, "- 30 * 86400000").await;
     open(&folder).await;
-    assert_eq!(journal.answers().await.unwrap().len(), 1);
+    assert_eq!(journal.answers(0, 100).await.unwrap().len(), 1);
     assert_eq!(used().await - before, 600_000, "ten minutes at most between two uses");
     // A day in which the journal is used.
     sqlx::raw_sql("UPDATE clock SET used_ms = used_ms + 86400000").execute(&database(&folder).await).await.unwrap();
     open(&folder).await;
-    assert!(journal.answers().await.unwrap().is_empty());
+    assert!(journal.answers(0, 100).await.unwrap().is_empty());
 }
 
 /// A second row would count the retention anew.
@@ -511,12 +512,58 @@ async fn answers_are_kept_for_the_time_that_was_set() {
     let path = folder.path().join("journal");
     let forgetful = Journal::open(JournalConfig::new(&path).keep_answers(Duration::ZERO)).await.unwrap();
     pay(&with(&forgetful), &server.url("/pay")).await.unwrap();
-    assert!(forgetful.answers().await.unwrap().is_empty() && forgetful.pending().await.unwrap().is_empty());
+    assert!(forgetful.answers(0, 100).await.unwrap().is_empty() && forgetful.pending().await.unwrap().is_empty());
     let journal = open(&folder).await;
     pay(&with(&journal), &server.url("/pay")).await.unwrap();
-    assert_eq!(journal.answers().await.unwrap().len(), 1);
+    assert_eq!(journal.answers(0, 100).await.unwrap().len(), 1);
     Journal::open(JournalConfig::new(&path).keep_answers(Duration::ZERO)).await.unwrap();
-    assert!(journal.answers().await.unwrap().is_empty(), "opening removes old answers");
+    assert!(journal.answers(0, 100).await.unwrap().is_empty(), "opening removes old answers");
+}
+
+/// The application finds them in pages, and a busy client does not fill the disk.
+#[tokio::test]
+async fn answers_are_kept_in_so_many_bytes_and_read_in_pages() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::deciding(|number, _| {
+        Act::Answer("201 Created", format!("{number:04}").repeat(if number == 4 { 300 } else { 25 }))
+    })
+    .await;
+    let journal = open(&folder).await;
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        let response = with(&journal).post(server.url("/pay")).body(vec![b'x'; 100]).send().await.unwrap();
+        ids.push(Report::of(&response).unwrap().journal_id.clone().unwrap());
+    }
+    let pages = [journal.answers(0, 3).await.unwrap(), journal.answers(0, 100).await.unwrap()];
+    assert_eq!(pages.each_ref().map(Vec::len), [3, 4]);
+    let rest = journal.answers(pages[0][2].number, 3).await.unwrap();
+    let in_order: Vec<&String> = pages[0].iter().chain(&rest).map(|answer| &answer.id).collect();
+    assert_eq!(in_order, ids.iter().collect::<Vec<_>>());
+    assert_eq!(rest[0].body, "0003".repeat(25));
+
+    // One takes more than 200 bytes, and less than 300.
+    let path = folder.path().join("journal");
+    let small = Journal::open(JournalConfig::new(&path).keep_bytes(600)).await.unwrap();
+    let kept =
+        async || -> Vec<String> { small.answers(0, 100).await.unwrap().into_iter().map(|answer| answer.id).collect() };
+    assert_eq!(kept().await, ids[2..], "the oldest make room when it is opened");
+    let order = |key| Operation::with_key(IdempotencyKey::new(key).unwrap());
+    let large = || with(&small).post(server.url("/pay")).body(vec![b'x'; 100]).with_extension(order("large")).send();
+    assert_eq!(large().await.unwrap().text().await.unwrap(), "0004".repeat(300));
+    assert!(kept().await.is_empty(), "it is larger than all may be");
+    let after = with(&small).post(server.url("/pay")).body(vec![b'x'; 100]).send().await.unwrap();
+    assert_eq!(kept().await, [Report::of(&after).unwrap().journal_id.clone().unwrap()]);
+    // What is forgotten gives its room back.
+    small.forget(&kept().await[0]).await.unwrap();
+    for number in 1..=3 {
+        with(&small).post(server.url("/pay")).body(vec![b'x'; 100]).send().await.unwrap();
+        assert_eq!(kept().await.len(), number.min(2));
+    }
+    // The key of an answer without contents is known with its age.
+    let older = "UPDATE operations SET first_sent_ms = first_sent_ms - 86400000";
+    sqlx::raw_sql(older).execute(&database(&folder).await).await.unwrap();
+    let error = large().await.unwrap_err();
+    assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::RetentionOver);
 }
 
 /// Owners are found beside the file itself, so that another name does not make a second owner.
@@ -572,7 +619,7 @@ async fn nothing_is_sent_that_could_not_be_stored() {
     assert!(sent > 0 && printed.contains("and then none"), "{printed}");
     // Each request that was sent is in the journal, with its answer or without.
     let journal = open(&folder).await;
-    let stored = journal.answers().await.unwrap().len() + journal.pending().await.unwrap().len();
+    let stored = journal.answers(0, 100).await.unwrap().len() + journal.pending().await.unwrap().len();
     assert!(stored >= sent, "{sent} sent, {stored} stored");
 }
 

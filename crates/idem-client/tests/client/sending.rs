@@ -256,6 +256,14 @@ async fn a_202_is_polled_at_its_own_server_only_and_without_the_key() {
         }
     }
 
+    // A login that has expired, and a router that does not know the place, do not end what still runs.
+    for gate in ["401 Unauthorized", "404 Not Found"] {
+        let server = Server::start([answer("202 Accepted\r\nlocation: /jobs/1\r\nretry-after: 0"), answer(gate)]).await;
+        let error = pay(&with(polls()), &server).send().await.unwrap_err();
+        assert_eq!(kind(&error), ErrorKind::Stopped(Stop::NotAnswered), "{gate}");
+        assert_eq!(server.arrived().len(), 2);
+    }
+
     let other = Server::start([]).await;
     let target: &'static str = Box::leak(format!("202 Accepted\r\nlocation: {}", other.url("/")).into_boxed_str());
     let server = Server::start([answer(target)]).await;
