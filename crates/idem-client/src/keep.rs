@@ -20,6 +20,7 @@ pub(crate) trait Keep: fmt::Debug + Send + Sync {
 }
 
 /// An operation that is about to be sent.
+#[cfg_attr(not(feature = "journal"), expect(dead_code, reason = "only a journal reads it"))]
 #[derive(Clone, Copy)]
 pub(crate) struct Beginning<'a> {
     pub(crate) request: &'a Request,
