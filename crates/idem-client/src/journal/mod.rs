@@ -7,6 +7,7 @@ mod owners;
 mod pending;
 mod schema;
 mod time;
+mod trust;
 
 use std::collections::HashSet;
 use std::fs::OpenOptions;
@@ -20,7 +21,7 @@ use sqlx::{Sqlite, SqlitePool, Transaction};
 
 pub use error::{JournalError, JournalErrorKind};
 pub use pending::{JournaledAnswer, PendingOperation, ResumeError};
-pub use time::ClockFault;
+pub use trust::ClockFault;
 
 use error::of_sqlite;
 use owners::Owner;

@@ -10,27 +10,12 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, Sqlite, Transaction};
 
 use super::error::{JournalError, JournalErrorKind, of_sqlite};
-use super::{Journal, begin, commit};
 
 /// How far the clock may be behind the journal. Time services correct a clock by less.
-const TOLERANCE_MS: i64 = 60_000;
+pub(super) const TOLERANCE_MS: i64 = 60_000;
 
 /// By how much an answer ages between two uses of the journal, at most. So a clock that jumps ahead removes no answers.
 const LONGEST_STEP_MS: i64 = 10 * 60 * 1000;
-
-/// What was wrong with the machine's clock. See [`Journal::trust_clock`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ClockFault {
-    /// It was behind. The times at which operations were stored are right.
-    WasBehind,
-    /// It was ahead. The times of operations that were stored meanwhile are wrong.
-    WasAhead {
-        /// Since when, at the earliest. If this is not known, `UNIX_EPOCH`: then no operation that was stored before the fault
-        /// was noticed is sent.
-        since: SystemTime,
-    },
-}
 
 /// What an operation's age depends on.
 pub(super) struct Stamp {
@@ -39,9 +24,9 @@ pub(super) struct Stamp {
 }
 
 /// The clock was found behind after the operation was stored, and no operator has said why.
-const DOUBTED: i64 = 1;
+pub(super) const DOUBTED: i64 = 1;
 /// The clock was ahead when the operation was stored.
-const UNKNOWN: i64 = 2;
+pub(super) const UNKNOWN: i64 = 2;
 
 impl Stamp {
     /// Reads the columns `first_sent_ms` and `doubt`.
@@ -81,54 +66,6 @@ impl Stamp {
             return Err(JournalError::new(JournalErrorKind::AgeUnknown, message));
         }
         Ok(of_millis(latest.saturating_sub(self.first_sent_ms)))
-    }
-}
-
-impl Journal {
-    /// Says that the machine's clock is right, after it was found behind ([`JournalErrorKind::ClockSetBack`]), and what was
-    /// wrong. From now on operations can be resumed again.
-    ///
-    /// - After [`ClockFault::WasBehind`], all operations can be resumed.
-    /// - After [`ClockFault::WasAhead`], those can be resumed that were stored after the fault was noticed, or whose
-    ///   [`first_sent`](crate::PendingOperation::first_sent) is before `since`. The others have an unknown age and are never sent
-    ///   again: find out from the resource itself, and forget them.
-    ///
-    /// # Errors
-    /// If the clock is still behind, although it is said that it was behind; and if the file cannot be written.
-    pub async fn trust_clock(&self, fault: ClockFault) -> Result<(), JournalError> {
-        let failed = |error| of_sqlite("note that the clock is right", error);
-        let mut transaction = begin(&self.shared.pool).await?;
-        let now = now_ms();
-        match fault {
-            ClockFault::WasBehind => {
-                let latest: i64 = sqlx::query_scalar("SELECT latest_ms FROM clock")
-                    .fetch_one(&mut *transaction)
-                    .await
-                    .map_err(failed)?;
-                if now < latest.saturating_sub(TOLERANCE_MS) {
-                    let message = format!(
-                        "the clock is still {} s behind the journal; set it right, or say that it was ahead before",
-                        (latest - now) / 1000
-                    );
-                    return Err(JournalError::new(JournalErrorKind::ClockSetBack, message));
-                }
-            }
-            ClockFault::WasAhead { since } => {
-                let since_ms = millis(since.duration_since(UNIX_EPOCH).unwrap_or_default());
-                let unknown = sqlx::query("UPDATE operations SET doubt = ? WHERE doubt = ? AND first_sent_ms >= ?")
-                    .bind(UNKNOWN)
-                    .bind(DOUBTED)
-                    .bind(since_ms)
-                    .execute(&mut *transaction)
-                    .await;
-                unknown.map_err(failed)?;
-            }
-        }
-        let trusted = sqlx::query("UPDATE operations SET doubt = 0 WHERE doubt = ?").bind(DOUBTED);
-        trusted.execute(&mut *transaction).await.map_err(failed)?;
-        let noted = sqlx::query("UPDATE clock SET latest_ms = ?, behind_ms = NULL").bind(now);
-        noted.execute(&mut *transaction).await.map_err(failed)?;
-        commit(transaction).await
     }
 }
 
