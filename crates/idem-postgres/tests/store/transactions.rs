@@ -11,7 +11,7 @@ use idem_core::{
     Settlement, StoreErrorKind, StoreTransaction, TransactionalStore, Writes,
 };
 use idem_postgres::{Isolation, PostgresConfig, PostgresStore, PostgresTransaction, TimeOffset};
-use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, completed, repeat_of, request, retryable};
+use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, RETENTION, completed, repeat_of, request, retryable};
 use idem_testkit::{FaultyStore, Verb};
 use sqlx::{AssertSqlSafe, Connection};
 
