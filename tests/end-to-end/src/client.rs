@@ -38,10 +38,10 @@ pub(crate) struct Options {
     #[arg(long)]
     service: Vec<String>,
     /// The journal, which other clients may use too.
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "client.journal")]
     journal: PathBuf,
     /// The file to which this process adds a line for each intent and each answer.
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "client.list")]
     list: PathBuf,
     /// Begin nothing new, and end when the journal has an answer to every operation.
     #[arg(long)]

@@ -59,8 +59,8 @@ struct Options {
     #[arg(long)]
     plan: bool,
     /// The example built as its next version; `cargo xtask faults` passes its path.
-    #[arg(long, hide = true, required_unless_present = "end_to_end", default_value = "")]
-    next: PathBuf,
+    #[arg(long, hide = true, required_unless_present = "end_to_end")]
+    next: Option<PathBuf>,
 }
 
 /// The cell of asynchronous work.
@@ -152,10 +152,11 @@ struct Found {
 }
 
 async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Duration) -> Result<Found, Error> {
+    let next = options.next.as_deref().ok_or("--next is missing; run this by `cargo xtask faults`")?;
     let mut servers = Servers::start(cell).await?;
     let mut services = Vec::new();
     for number in 0..SERVICES {
-        services.push(Service::start(cell, number, servers.ports(), servers.folder.path(), &options.next).await?);
+        services.push(Service::start(cell, number, servers.ports(), servers.folder.path(), next).await?);
     }
     servers.open_accounts(cell).await?;
     let world = Arc::new(World::new(&services));

@@ -77,8 +77,10 @@ pub(crate) async fn run(total: Duration, seed: u64, only_plan: bool) -> Result<b
         failures.len(),
     );
     if !failures.is_empty() {
-        std::fs::write(system.folder.path().join("postgres.log"), system.postgres.log()?)?;
-        println!("  the logs and the journals are in {}", system.folder.keep().display());
+        std::fs::write(system.folder.join("postgres.log"), system.postgres.log()?)?;
+        println!("  the logs and the journals are in {}", system.folder.display());
+    } else {
+        std::fs::remove_dir_all(&system.folder)?;
     }
     Ok(failures.is_empty())
 }
@@ -101,7 +103,8 @@ struct System {
     postgres: Postgres,
     redis: Redis,
     nats: Broker,
-    folder: TempDir,
+    /// The logs and the journals. They stay unless all went well.
+    folder: PathBuf,
     /// What went wrong besides what the checker finds.
     failures: Vec<String>,
 }
@@ -121,12 +124,12 @@ impl System {
     async fn start() -> Result<Self, Error> {
         let (postgres, redis) = block_in_place(|| Ok::<_, Error>((Postgres::start()?, Redis::start()?)))?;
         let nats = Broker::start("nats", TOPIC).await?;
-        let folder = TempDir::new()?;
+        let folder = TempDir::new()?.keep();
         let mut system = Self { processes: Vec::new(), postgres, redis, nats, folder, failures: Vec::new() };
         for (place, name) in PROCESSES.iter().enumerate() {
             let (program, args) = system.command(place, name);
-            let (port, folder) = (system.postgres.port(), system.folder.path());
-            system.processes.push(Process::start((*name).to_owned(), program, args, port, folder).await?);
+            let (port, folder) = (system.postgres.port(), system.folder.clone());
+            system.processes.push(Process::start((*name).to_owned(), program, args, port, &folder).await?);
         }
         Ok(system)
     }
@@ -145,7 +148,7 @@ impl System {
     }
 
     fn client_args(&self, place: usize, name: &str) -> Vec<String> {
-        let folder = self.folder.path();
+        let folder = &self.folder;
         let (journal, list) = (journal(folder, place - CLIENTS.start), list(folder, name));
         let mut args: Vec<String> = ["--tenant", name, "--journal", &journal.to_string_lossy()].map(str::to_owned).into();
         args.extend(["--list".to_owned(), list.to_string_lossy().into_owned()]);
@@ -274,10 +277,10 @@ impl System {
             found.effects.push((row.try_get(0)?, row.try_get(1)?));
         }
         for client in (0..CLIENTS.len()).step_by(SHARERS) {
-            read_journal(&journal(self.folder.path(), client), &mut found, &mut counts).await?;
+            read_journal(&journal(&self.folder, client), &mut found, &mut counts).await?;
         }
         for name in &PROCESSES[CLIENTS] {
-            let lines = std::fs::read_to_string(list(self.folder.path(), name))?;
+            let lines = std::fs::read_to_string(list(&self.folder, name))?;
             lines.lines().for_each(|line| read_line(line, &mut found, &mut counts));
         }
         Ok((found, counts))
