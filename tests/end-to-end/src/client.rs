@@ -20,7 +20,7 @@ use crate::AnyError;
 use crate::service::NewPayment;
 
 /// How many operations a process sends at once, and as many again that it resumes.
-const CONCURRENCY: usize = 8;
+const CONCURRENCY: usize = 16;
 
 /// A caller pauses before each operation for this long times a random byte.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -1,5 +1,5 @@
-//! Payments from end to end: clients with journals, services on axum and on actix, and a worker. Relays and consumers are those of
-//! `tests/messages`.
+//! Payments from end to end: clients with journals, services on axum and on actix, and a worker. Relays and consumers are those
+//! of `tests/messages`.
 //!
 //! Each role is a process of its own, which the fault runs kill. Kill any of them anywhere and start it again.
 

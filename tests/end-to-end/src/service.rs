@@ -66,8 +66,7 @@ impl Service {
         let requests = Idempotency::transactional(store.clone(), settings.clone());
         let runs = Idempotency::transactional(store, settings).attached_to(&requests);
         let queue = PostgresQueue::open(pool.clone(), SCHEMA).await?;
-        let settings =
-            JobSettings::new().visibility_timeout(lease).queue_timeout(lease / 4).poll_interval(lease / 30);
+        let settings = JobSettings::new().visibility_timeout(lease).queue_timeout(lease / 4).poll_interval(lease / 30);
         let jobs = Jobs::new(Arc::new(queue), runs, settings)?;
         Ok(Self { requests, jobs, outbox: PostgresOutbox::open(pool, SCHEMA).await? })
     }

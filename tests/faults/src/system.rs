@@ -1,5 +1,5 @@
 //! `--end-to-end`: clients with journals, both frameworks over Postgres with Redis in front, workers, relays and a consumer, while
-//! everything is killed. At the end, each operation that a journal knows has one effect and one final answer.
+//! everything is killed. In the end, each operation that a journal knows has one effect and one final answer.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -150,7 +150,8 @@ impl System {
     fn client_args(&self, place: usize, name: &str) -> Vec<String> {
         let folder = &self.folder;
         let (journal, list) = (journal(folder, place - CLIENTS.start), list(folder, name));
-        let mut args: Vec<String> = ["--tenant", name, "--journal", &journal.to_string_lossy()].map(str::to_owned).into();
+        let mut args: Vec<String> =
+            ["--tenant", name, "--journal", &journal.to_string_lossy()].map(str::to_owned).into();
         args.extend(["--list".to_owned(), list.to_string_lossy().into_owned()]);
         for service in &self.processes[..2] {
             args.extend(["--service".to_owned(), format!("http://127.0.0.1:{}", service.to_service.port())]);
@@ -167,25 +168,25 @@ impl System {
                 targets.iter().try_for_each(|target| block_in_place(|| self.start_again(*target)))?;
             }
             Kind::Pause => {
-                self.those_of(targets).try_for_each(Process::pause)?;
+                targets.iter().try_for_each(|target| block_in_place(|| self.pause(*target)))?;
                 sleep(*lasts).await;
-                self.those_of(targets).try_for_each(Process::resume)?;
+                targets.iter().try_for_each(|target| block_in_place(|| self.resume(*target)))?;
             }
             Kind::LoseAnswers => {
-                self.those_of(targets).for_each(|process| process.to_service.weather(Weather::DropAnswer));
+                self.answers_of(targets, Weather::DropAnswer);
                 sleep(*lasts).await;
-                self.those_of(targets).for_each(|process| process.to_service.weather(Weather::Clear));
+                self.answers_of(targets, Weather::Clear);
             }
         }
         Ok(())
     }
 
-    /// The processes among the targets.
-    fn those_of(&self, targets: &[Target]) -> impl Iterator<Item = &Process> {
-        targets.iter().filter_map(|target| match target {
-            Target::Process(place) => self.processes.get(*place),
-            Target::Postgres | Target::Redis | Target::Nats => None,
-        })
+    fn answers_of(&self, services: &[Target], weather: Weather) {
+        for target in services {
+            if let Target::Process(place) = target {
+                self.processes[*place].to_service.weather(weather);
+            }
+        }
     }
 
     fn kill(&mut self, target: Target) -> Result<(), Error> {
@@ -203,6 +204,30 @@ impl System {
             Target::Redis => Ok(self.redis.start_again()?),
             Target::Nats => self.nats.start_again(),
             Target::Process(place) => self.processes[place].launch(),
+        }
+    }
+
+    fn pause(&mut self, target: Target) -> Result<(), Error> {
+        match target {
+            Target::Postgres => Ok(self.postgres.freeze()?),
+            Target::Redis => Ok(self.redis.pause()?),
+            Target::Nats => Ok(self.to_nats(Weather::BlackHole)),
+            Target::Process(place) => self.processes[place].pause(),
+        }
+    }
+
+    fn resume(&mut self, target: Target) -> Result<(), Error> {
+        match target {
+            Target::Postgres => Ok(self.postgres.thaw()?),
+            Target::Redis => Ok(self.redis.resume()?),
+            Target::Nats => Ok(self.to_nats(Weather::Clear)),
+            Target::Process(place) => self.processes[place].resume(),
+        }
+    }
+
+    fn to_nats(&self, weather: Weather) {
+        if let Some(network) = &self.nats.network {
+            network.weather(weather);
         }
     }
 
@@ -268,7 +293,8 @@ impl System {
     async fn found(&self) -> Result<(Found, Counts), Error> {
         let (mut found, mut counts) = (Found::default(), Counts::default());
         let mut connection = sqlx::PgConnection::connect(&self.postgres.url()).await?;
-        let ledger = sqlx::query("SELECT operation, amount, id FROM messages.payments").fetch_all(&mut connection).await?;
+        let ledger =
+            sqlx::query("SELECT operation, amount, id FROM messages.payments").fetch_all(&mut connection).await?;
         for row in ledger {
             found.ledger.push(Deed { operation: row.try_get(0)?, amount: row.try_get(1)?, payment: row.try_get(2)? });
         }
