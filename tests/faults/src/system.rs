@@ -191,38 +191,42 @@ impl System {
 
     fn kill(&mut self, target: Target) -> Result<(), Error> {
         match target {
-            Target::Postgres => Ok(self.postgres.kill()?),
-            Target::Redis => Ok(self.redis.kill()?),
-            Target::Nats => self.nats.kill(),
-            Target::Process(place) => self.processes[place].kill(),
+            Target::Postgres => self.postgres.kill()?,
+            Target::Redis => self.redis.kill()?,
+            Target::Nats => self.nats.kill()?,
+            Target::Process(place) => self.processes[place].kill()?,
         }
+        Ok(())
     }
 
     fn start_again(&mut self, target: Target) -> Result<(), Error> {
         match target {
-            Target::Postgres => Ok(self.postgres.start_again()?),
-            Target::Redis => Ok(self.redis.start_again()?),
-            Target::Nats => self.nats.start_again(),
-            Target::Process(place) => self.processes[place].launch(),
+            Target::Postgres => self.postgres.start_again()?,
+            Target::Redis => self.redis.start_again()?,
+            Target::Nats => self.nats.start_again()?,
+            Target::Process(place) => self.processes[place].launch()?,
         }
+        Ok(())
     }
 
     fn pause(&mut self, target: Target) -> Result<(), Error> {
         match target {
-            Target::Postgres => Ok(self.postgres.freeze()?),
-            Target::Redis => Ok(self.redis.pause()?),
-            Target::Nats => Ok(self.to_nats(Weather::BlackHole)),
-            Target::Process(place) => self.processes[place].pause(),
+            Target::Postgres => self.postgres.freeze()?,
+            Target::Redis => self.redis.pause()?,
+            Target::Nats => self.to_nats(Weather::BlackHole),
+            Target::Process(place) => self.processes[place].pause()?,
         }
+        Ok(())
     }
 
     fn resume(&mut self, target: Target) -> Result<(), Error> {
         match target {
-            Target::Postgres => Ok(self.postgres.thaw()?),
-            Target::Redis => Ok(self.redis.resume()?),
-            Target::Nats => Ok(self.to_nats(Weather::Clear)),
-            Target::Process(place) => self.processes[place].resume(),
+            Target::Postgres => self.postgres.thaw()?,
+            Target::Redis => self.redis.resume()?,
+            Target::Nats => self.to_nats(Weather::Clear),
+            Target::Process(place) => self.processes[place].resume()?,
         }
+        Ok(())
     }
 
     fn to_nats(&self, weather: Weather) {

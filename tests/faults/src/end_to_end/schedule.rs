@@ -66,7 +66,7 @@ const KILLS: usize = 3;
 /// The most targets of one fault that does not hit everything.
 const MOST: u64 = 3;
 
-/// A pause between two faults. A start of all processes takes longer, so that later faults come late.
+/// A pause between two faults.
 const SHORTEST_PAUSE_MS: u64 = 200;
 const LONGEST_PAUSE_MS: u64 = 1500;
 
@@ -84,11 +84,12 @@ pub fn plan(seed: u64, total: Duration) -> Vec<Fault> {
                 Kind::Pause => LEASE.as_millis() as u64 * 3 / 2 + random.below(1000),
                 Kind::LoseAnswers => 300 + random.below(700),
             });
-            if at + lasts > total {
+            let fault = Fault { at, kind, targets, lasts };
+            at += fault.takes();
+            if at > total {
                 return planned;
             }
-            planned.push(Fault { at, kind, targets, lasts });
-            at += lasts;
+            planned.push(fault);
         }
     }
 }
@@ -129,12 +130,28 @@ fn random_between(random: &mut Random, range: Range<u64>) -> u64 {
     range.start + random.below(range.end - range.start)
 }
 
+impl Fault {
+    /// How long it takes, with the starts after a kill.
+    fn takes(&self) -> Duration {
+        let restarts = self.targets.iter().filter(|_| self.kind == Kind::Kill).map(|target| target.restart());
+        self.lasts + restarts.sum::<Duration>()
+    }
+}
+
 impl Target {
     /// All of them, in the order of their start.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let servers = [Self::Postgres, Self::Redis, Self::Nats];
         servers.into_iter().chain((0..PROCESSES.len()).map(Self::Process)).collect()
+    }
+
+    /// About how long it takes to start again.
+    fn restart(self) -> Duration {
+        match self {
+            Self::Postgres => Duration::from_secs(2),
+            Self::Redis | Self::Nats | Self::Process(_) => Duration::from_millis(200),
+        }
     }
 }
 
@@ -197,7 +214,7 @@ mod tests {
         for seed in 0..20 {
             let planned = plan(seed, 15 * MINUTE);
             for pair in planned.windows(2) {
-                assert!(pair[0].at + pair[0].lasts < pair[1].at, "{pair:?}");
+                assert!(pair[0].at + pair[0].takes() < pair[1].at, "{pair:?}");
             }
             let times = |kind, target| {
                 planned.iter().filter(|fault| fault.kind == kind && fault.targets.contains(&target)).count()
