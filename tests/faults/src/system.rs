@@ -355,10 +355,14 @@ fn read_line(line: &str, found: &mut Found, counts: &mut Counts) {
     let (how, status, body) = (words.next(), words.next(), words.next());
     match (how, status.map(str::parse), body) {
         (Some("intent"), Some(_), None) => counts.intents += 1,
-        (Some(how @ ("answered" | "resumed")), Some(Ok(status)), Some(body)) if body.ends_with('}') => {
+        (Some(how @ ("answered" | "resumed")), Some(Ok(status)), Some(body)) if is_whole(body) => {
             counts.resumed += usize::from(how == "resumed");
             found.seen.push(read_answer(status, body.as_bytes()));
         }
         _ => {}
     }
+}
+
+fn is_whole(body: &str) -> bool {
+    serde_json::from_str::<serde_json::Value>(body).is_ok()
 }
