@@ -32,6 +32,9 @@ const CALM: Duration = Duration::from_secs(300);
 /// How long effects are awaited that must not come: longer than a repeated message takes.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
+/// How long the signals and the starts of a fault may take before the run says so.
+const SLOW: Duration = Duration::from_secs(15);
+
 /// The least numbers of operations, replays and resumed operations that say anything.
 const LEAST: [(&str, usize); 3] = [("operations", 100), ("replays", 10), ("resumed operations", 10)];
 
@@ -48,7 +51,12 @@ pub(crate) async fn run(total: Duration, seed: u64, only_plan: bool) -> Result<b
     for fault in &planned {
         sleep(fault.at.saturating_sub(began.elapsed())).await;
         system.note_the_dead()?;
+        let caused_at = began.elapsed();
         system.cause(fault).await?;
+        let took = began.elapsed() - caused_at;
+        if took > fault.lasts + SLOW {
+            println!("  slow: {fault} took {:.1} s at {:.1} s", took.as_secs_f64(), caused_at.as_secs_f64());
+        }
     }
     sleep(total.saturating_sub(began.elapsed())).await;
     system.note_the_dead()?;
