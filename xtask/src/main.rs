@@ -187,10 +187,9 @@ fn build_example(package: &str) -> Result<(), Box<dyn Error>> {
     command::run(&mut command::cargo(&build))
 }
 
-/// Builds programs that faults start.
+/// Builds programs that faults start, with one set of features of what they share.
 fn build(packages: &[&str]) -> Result<(), Box<dyn Error>> {
-    for package in packages {
-        command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", package]))?;
-    }
-    Ok(())
+    let mut build = command::cargo(&["build", "--quiet", "--release"]);
+    build.args(packages.iter().flat_map(|package| ["-p", package]));
+    command::run(&mut build)
 }
