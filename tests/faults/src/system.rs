@@ -46,8 +46,8 @@ pub(crate) async fn run(total: Duration, seed: u64, only_plan: bool) -> Result<b
     if only_plan {
         return Ok(true);
     }
-    let began = Instant::now();
     let mut system = System::start().await?;
+    let began = Instant::now();
     for fault in &planned {
         sleep(fault.at.saturating_sub(began.elapsed())).await;
         system.note_the_dead()?;
