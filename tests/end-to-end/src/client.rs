@@ -56,7 +56,9 @@ struct Payer {
 }
 
 pub(crate) async fn run(options: &Options) -> Result<(), AnyError> {
-    let journal = Journal::open(JournalConfig::new(&options.journal)).await?;
+    // The checker reads all of them.
+    let journal = JournalConfig::new(&options.journal).keep_bytes(1 << 40);
+    let journal = Journal::open(journal).await?;
     let settings = Settings::of(RetryPolicy::new(Profile::Idem).poll(true));
     let backoff = Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(500) };
     let settings = settings.attempt_timeout(ATTEMPT).deadline(DEADLINE).backoff(backoff).retry_budget(100, 1.0);
