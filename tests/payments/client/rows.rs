@@ -288,7 +288,7 @@ fn a_type_that_was_named_for_runs_in_progress_is_repeated() {
 fn what_a_server_never_serves_is_not_repeated_and_its_other_faults_are() {
     let payer = payer();
     let simulate = |server: &Server, simulated: &str| {
-        let operation = key("k").deadline(Duration::from_millis(500));
+        let operation = key("k").deadline(Duration::from_secs(3));
         pay(&payer, &origin(server), operation).header("x-simulate", simulated)
     };
     for status in [501, 505] {
