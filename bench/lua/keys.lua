@@ -1,7 +1,10 @@
 -- Requests of wrk: each with a key of its own, or keys of a fixed set again and again.
 local mode, run = os.getenv("KEYS"), os.getenv("RUN")
-local body = '{"amount":1000,"currency":"EUR","account":"acc_000001","memo":"hello"}'
-local head = "POST /pay HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: " .. #body .. "\r\n"
+local page, body = os.getenv("PAGE"), os.getenv("BODY")
+local head = "POST " .. page .. " HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: " .. #body .. "\r\n"
+if page ~= "/pay" then
+    head = head .. "Authorization: Bearer acme\r\n"
+end
 local threads, number = 0, 0
 -- Global, as each thread has a script of its own and is told this from outside.
 thread = 0

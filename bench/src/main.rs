@@ -80,7 +80,7 @@ enum Group {
     Messages,
     /// The layers of axum and actix, and the memory of requests in flight.
     Http,
-    /// Metrics and spans in the layer of axum, in memory and on Postgres (needs valgrind).
+    /// Metrics and spans, apart and together, in the layer of axum and in `payments`, which it builds (needs valgrind).
     Observed,
     /// The fingerprint of a request body.
     Fingerprint,

@@ -100,13 +100,39 @@ pub(crate) enum Keys {
     Few,
 }
 
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Page {
+    /// The route of the servers of these contests.
+    Pay,
+    /// The page of `payments` that moves money.
+    Payments,
+}
+
+impl Page {
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Pay => "/pay",
+            Self::Payments => "/v1/payments",
+        }
+    }
+
+    pub(crate) fn body(self) -> &'static str {
+        match self {
+            Self::Pay => r#"{"amount":1000,"currency":"EUR","account":"acc_000001","memo":"hello"}"#,
+            Self::Payments => r#"{"amount":1250,"currency":"EUR","recipient":"alice"}"#,
+        }
+    }
+}
+
 /// Lets a server see the few keys for the first time. Some keys may repeat before their first answer.
 pub(crate) async fn warm_up(port: u16, connections: usize) -> Result<(), Error> {
-    output(&mut wrk_command(port, connections, Keys::Few, Duration::from_secs(1))).await.map(drop)
+    output(&mut wrk_command(Page::Pay, port, connections, Keys::Few, Duration::from_secs(1))).await.map(drop)
 }
 
 /// One turn of `wrk` against a server, by its port and process. An answer without success is an error.
 pub(crate) async fn wrk(
+    page: Page,
     port: u16,
     process: u32,
     connections: usize,
@@ -114,7 +140,7 @@ pub(crate) async fn wrk(
     turn: Duration,
 ) -> Result<Sample, Error> {
     let before = processor_time(process)?;
-    let text = output(&mut wrk_command(port, connections, keys, turn)).await?;
+    let text = output(&mut wrk_command(page, port, connections, keys, turn)).await?;
     let took = processor_time(process)? - before;
     for failure in ["Non-2xx", "Socket errors"] {
         if let Some(line) = text.lines().find(|line| line.contains(failure)) {
@@ -148,12 +174,16 @@ fn processor_time(process: u32) -> Result<f64, Error> {
     Ok(ticks as f64 * 1e6 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-fn wrk_command(port: u16, connections: usize, keys: Keys, turn: Duration) -> Command {
+fn wrk_command(page: Page, port: u16, connections: usize, keys: Keys, turn: Duration) -> Command {
     let keys = if keys == Keys::Fresh { "fresh" } else { "few" };
     let seconds = format!("{}s", turn.as_secs_f64().ceil().max(1.0));
     let mut command = Command::new("wrk");
     command.args(["-t2", "-c", &connections.to_string(), "-d", &seconds, "--latency", "-s"]);
-    command.arg(file("lua/keys.lua")).arg(format!("http://127.0.0.1:{port}/pay"));
-    command.env("KEYS", keys).env("RUN", uuid::Uuid::new_v4().simple().to_string());
+    command.arg(file("lua/keys.lua")).arg(format!("http://127.0.0.1:{port}"));
+    command
+        .env("PAGE", page.path())
+        .env("BODY", page.body())
+        .env("KEYS", keys)
+        .env("RUN", uuid::Uuid::new_v4().simple().to_string());
     command
 }

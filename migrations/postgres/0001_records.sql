@@ -15,8 +15,8 @@ COMMENT ON COLUMN "idem".idem_identity.history IS 'The cluster and the timeline 
 -- page holds both versions of many rows. A fillfactor of 25 leaves room for answers of about 300 bytes. If all operations
 -- run in the store's transactions, rows are made settled, and a fillfactor of 90 saves space.
 --
--- There is no check of the values. The server would parse it again for each statement that writes: for a first run that took
--- a tenth of the whole transaction's time. Each reader checks each row instead, and refuses one that cannot be a record.
+-- The table has no CHECK constraint. The server would prepare its expression again for each statement that writes, which took a
+-- tenth of the time of a first run's transaction. Readers check each row instead, and refuse one that cannot be a record.
 CREATE TABLE "idem".idem_records (
     id BYTEA NOT NULL PRIMARY KEY,
     namespace TEXT NOT NULL,

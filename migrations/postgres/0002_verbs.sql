@@ -415,8 +415,8 @@ LANGUAGE sql STABLE
 RETURN (extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::BIGINT
     OPERATOR(pg_catalog.+) skew;
 
--- Waits for all that a settlement waits for, in the transaction in which the operation ran and which holds the lock: at most
--- "patience" milliseconds for each. It keeps the lock_timeout that the handler has set.
+-- Waits for the locks of a settlement, in the transaction in which the operation ran and which holds its lock: at most
+-- "patience" milliseconds for each, like the next two functions. All keep the lock_timeout that the handler has set.
 --
 -- "mark" is given if the handler's writes are discarded: the value of the setting idem.mark before the store's savepoint.
 -- Raises IDM02 if the setting has another value. Then ROLLBACK TO went to a savepoint of the handler that has the same name.
@@ -442,12 +442,14 @@ $$;
 -- Removes an expired record, before its successor is inserted. A purge or a dropped partition may have removed it since.
 --
 -- Raises IDM01 if it is another version.
-CREATE FUNCTION "idem".idem_forget_v1(id BYTEA, version BIGINT) RETURNS VOID
+CREATE FUNCTION "idem".idem_forget_v1(patience BIGINT, id BYTEA, version BIGINT) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = 0
 AS $$
 #variable_conflict use_variable
+DECLARE
+    waiting CONSTANT TEXT := set_config('lock_timeout', patience::TEXT, TRUE);
 BEGIN
     DELETE FROM "idem".idem_records AS known
     WHERE known.id = idem_forget_v1.id AND known.xmin::TEXT::BIGINT = version;
@@ -463,20 +465,20 @@ $$;
 CREATE FUNCTION "idem".idem_put_v1(
     id BYTEA, version BIGINT, principal BYTEA, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA,
     owner BYTEA, attempt BIGINT, state SMALLINT, wait BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA,
-    status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, skew BIGINT, retention BIGINT
+    status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, skew BIGINT, retention BIGINT, patience BIGINT
 ) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
-SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = 0
 AS $$
 #variable_conflict use_variable
 DECLARE
+    waiting CONSTANT TEXT := set_config('lock_timeout', patience::TEXT, TRUE);
     at CONSTANT BIGINT := "idem".idem_at_v1(skew);
     not_before CONSTANT BIGINT := at + wait;
     expires_at CONSTANT BIGINT := coalesce(not_before, at) + retention;
 BEGIN
     UPDATE "idem".idem_records AS known SET
-        -- That of an expired record may have been erased.
         principal = pg_catalog.convert_from(idem_put_v1.principal, 'UTF8'),
         format = idem_put_v1.format,
         fingerprint_algorithm = idem_put_v1.fingerprint_algorithm,

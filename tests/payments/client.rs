@@ -1,6 +1,7 @@
 //! `idem-client` against the service, and through a network that fails.
 
 mod page;
+mod rows;
 mod storm;
 
 use std::collections::HashSet;

@@ -135,14 +135,7 @@ fn strangers_learn_that_the_service_answers_and_nothing_else(setup: Setup) {
 fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
     let server = Server::start(Contract::AtMostOnce, &[]);
     assert_eq!(server.send(&Request::pay("k")).status, 201);
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(server.store());
-        let mut connection = options.connect().await.unwrap();
-        // The format of a later version, as if this one followed a rollback.
-        sqlx::raw_sql("UPDATE idem_records SET format = 2").execute(&mut connection).await.unwrap();
-        connection.close().await.unwrap();
-    });
+    server.make_records_unreadable();
     for _ in 0..2 {
         let answer = server.send(&Request::pay("k"));
         assert_eq!((answer.status, answer.problem().as_deref()), (500, Some("record-unreadable")));

@@ -72,7 +72,8 @@ enum Task {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         check: Vec<OsString>,
     },
-    /// Runs the payments example under hundreds of faults from a seed, and checks the answers of its clients.
+    /// Runs the payments example under hundreds of faults from a seed, and checks the answers of its clients. With
+    /// `--end-to-end`: clients with journals, services, workers, relays and a consumer together.
     #[command(disable_help_flag = true)]
     Faults {
         /// Its options, such as `--minutes 30 --seed 1`; `--help` lists them.
@@ -150,14 +151,19 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         }
         Task::Faults { options } => {
             servers::provide(&options)?;
+            let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--"]);
+            if options.iter().any(|option| option == "--end-to-end") {
+                test::provide_brokers()?;
+                build(&["idem-end-to-end", "idem-messages"])?;
+                return command::run(faults.args(options)).map(|()| ExitCode::SUCCESS);
+            }
             build_example("payments")?;
             build_example("reports")?;
             if options.iter().any(|option| option.to_string_lossy().contains("messages/")) {
                 test::provide_brokers()?;
-                command::run(&mut command::cargo(&["build", "--quiet", "--release", "-p", "idem-messages"]))?;
+                build(&["idem-messages"])?;
             }
-            let mut faults = command::cargo(&["run", "--quiet", "--release", "-p", "idem-faults", "--", "--next"]);
-            command::run(faults.arg(planted::example()?).args(options))?;
+            command::run(faults.arg("--next").arg(planted::example()?).args(options))?;
         }
         Task::Sweeps { options } => {
             let mut sweeps = command::cargo(&["run", "--quiet", "--release", "-p", "idem-sweeps", "--"]);
@@ -183,4 +189,11 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
 fn build_example(package: &str) -> Result<(), Box<dyn Error>> {
     let build = ["build", "--quiet", "--release", "-p", package, "--features", "simulate"];
     command::run(&mut command::cargo(&build))
+}
+
+/// Builds programs that faults start, with one set of features of what they share.
+fn build(packages: &[&str]) -> Result<(), Box<dyn Error>> {
+    let mut build = command::cargo(&["build", "--quiet", "--release"]);
+    build.args(packages.iter().flat_map(|package| ["-p", package]));
+    command::run(&mut build)
 }

@@ -14,7 +14,7 @@ use crate::contest::{Contestant, Outcome, hold, per_second};
 use crate::error::Error;
 use crate::http::serve::Stack;
 use crate::judged::Goal;
-use crate::outside::{Keys, warm_up, wrk};
+use crate::outside::{Keys, Page, warm_up, wrk};
 use crate::pace::Pace;
 use crate::report::Report;
 use crate::servers;
@@ -72,7 +72,7 @@ pub(crate) async fn busy_handlers(busy: &[(&'static str, Duration)], pace: Pace)
         Contestant::new(name, move |_| async move {
             let server = Server::start_with(Stack::Bare, &["--busy-ns", &busy.as_nanos().to_string()]).await?;
             let process = server.process.id().ok_or("the server has ended")?;
-            wrk(server.port, process, CONNECTIONS, Keys::Few, pace.turn).await
+            wrk(Page::Pay, server.port, process, CONNECTIONS, Keys::Few, pace.turn).await
         })
     });
     hold("HTTP, at most: a bare handler that takes longer", pace.rounds, contestants.collect()).await
@@ -93,7 +93,7 @@ async fn contest(
                 warm_up(server.port, CONNECTIONS).await?;
             }
             let process = server.process.id().ok_or("the server has ended")?;
-            wrk(server.port, process, CONNECTIONS, keys, pace.turn).await
+            wrk(Page::Pay, server.port, process, CONNECTIONS, keys, pace.turn).await
         })
     });
     hold(name, pace.rounds, contestants.collect()).await
@@ -116,11 +116,16 @@ impl Server {
 
     async fn start_with<S: AsRef<std::ffi::OsStr>>(stack: Stack, options: &[S]) -> Result<Self, Error> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["serve", stack.name()]).args(options).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut process = command.spawn()?;
+        command.args(["serve", stack.name()]).args(options);
+        Self::of(command).await.map_err(|error| format!("{}: {error}", stack.name()).into())
+    }
+
+    /// The server that `command` starts. Its first line ends with its port.
+    async fn of(mut command: Command) -> Result<Self, Error> {
+        let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let said = process.stdout.take().ok_or("the server says nothing")?;
-        let line = BufReader::new(said).lines().next_line().await?;
-        let line = line.ok_or_else(|| format!("{} did not start", stack.name()))?;
-        Ok(Self { process, port: line.trim().parse()? })
+        let line = BufReader::new(said).lines().next_line().await?.ok_or("the server did not start")?;
+        let port = line.trim().rsplit(':').next().unwrap_or_default().parse()?;
+        Ok(Self { process, port })
     }
 }

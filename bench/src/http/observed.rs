@@ -1,5 +1,9 @@
 //! What metrics and spans cost a service: its rate beside that of the same service twice, and the instructions of a request.
+//!
+//! `payments` is observed by its operator token, which turns its metrics on, and by `RUST_LOG`. Its own line for each payment is off,
+//! because the line is the application's.
 
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use idem_servers::Postgres;
@@ -12,89 +16,179 @@ use crate::error::Error;
 use crate::http::serve::Stack;
 use crate::http::{CONNECTIONS, Server};
 use crate::judged::Goal;
-use crate::outside::{Keys, wrk};
+use crate::outside::{Keys, Page, file, wrk};
 use crate::pace::Pace;
 use crate::report::Report;
 use crate::servers;
 
-const PLAIN: &str = "without";
-const AGAIN: &str = "without, again";
-const OBSERVED: &str = "with metrics and spans";
-
 /// The requests of two runs under callgrind; the difference of the runs counts.
 const REQUESTS: [u64; 2] = [200, 1_200];
 
+/// What a service records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Observed {
+    Nothing,
+    NothingAgain,
+    Metrics,
+    Spans,
+    MetricsAndSpans,
+}
+
+impl Observed {
+    const ALL: [Self; 5] = [Self::Nothing, Self::NothingAgain, Self::Metrics, Self::Spans, Self::MetricsAndSpans];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "without",
+            Self::NothingAgain => "without, again",
+            Self::Metrics => "with metrics",
+            Self::Spans => "with spans",
+            Self::MetricsAndSpans => "with metrics and spans",
+        }
+    }
+
+    fn has_metrics(self) -> bool {
+        matches!(self, Self::Metrics | Self::MetricsAndSpans)
+    }
+
+    fn has_spans(self) -> bool {
+        matches!(self, Self::Spans | Self::MetricsAndSpans)
+    }
+}
+
+/// A service that is observed.
+#[derive(Debug, Clone, Copy)]
+enum Service<'a> {
+    /// One route on axum with records in memory, or in this Postgres.
+    Route(Option<&'a Postgres>),
+    /// The executable of `payments`, with everything in this Postgres.
+    Payments(&'a Path, &'a Postgres),
+}
+
+impl Service<'_> {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Route(None) => "axum + memory",
+            Self::Route(Some(_)) => "axum + Postgres",
+            Self::Payments(..) => "payments on Postgres",
+        }
+    }
+
+    fn page(self) -> Page {
+        match self {
+            Self::Route(_) => Page::Pay,
+            Self::Payments(..) => Page::Payments,
+        }
+    }
+
+    /// Starts it, under `tool` if there is one.
+    fn command(self, tool: &[&str], observed: Observed) -> Result<Command, Error> {
+        let program = match self {
+            Self::Route(_) => std::env::current_exe()?,
+            Self::Payments(program, _) => program.to_owned(),
+        };
+        let mut command = match tool {
+            [] => Command::new(program),
+            [tool, options @ ..] => {
+                let mut command = Command::new(tool);
+                command.args(options).arg(program);
+                command
+            }
+        };
+        match self {
+            Self::Route(postgres) => {
+                command.args(["serve", postgres.map_or(Stack::Memory, |_| Stack::Postgres).name()]);
+                command.args(postgres.into_iter().flat_map(|postgres| ["--database".to_owned(), postgres.url()]));
+                command.args(observed.has_metrics().then_some("--metrics"));
+                command.args(observed.has_spans().then_some("--spans"));
+            }
+            Self::Payments(_, postgres) => {
+                command.args(["--listen", "127.0.0.1:0", "--store", &postgres.url()]);
+                command.args(observed.has_metrics().then_some("--operator-token=operator"));
+                command.env("RUST_LOG", if observed.has_spans() { "info,payments=warn" } else { "off" });
+            }
+        }
+        Ok(command)
+    }
+}
+
 pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
+    let payments = build_payments().await?;
     let postgres = servers::postgres()?;
-    for (what, stack, database) in [
-        ("axum + memory, executing", Stack::Memory, None),
-        ("axum + Postgres, executing", Stack::Postgres, Some(&postgres)),
-    ] {
-        let contestants = [(PLAIN, false), (AGAIN, false), (OBSERVED, true)].map(|(name, is_observed)| {
-            Contestant::new(name, move |_| async move {
-                let server = Server::start_with(stack, &options(database, is_observed)).await?;
+    let payments = Service::Payments(&payments, &postgres);
+    // First, while the tables are small: with metrics, `payments` counts its records.
+    for service in [Service::Route(None), Service::Route(Some(&postgres)), payments] {
+        count(service, report).await?;
+    }
+    for service in [Service::Route(None), payments] {
+        let contestants = Observed::ALL.map(|observed| {
+            Contestant::new(observed.name(), move |_| async move {
+                let server = Server::of(service.command(&[], observed)?).await?;
                 let process = server.process.id().ok_or("the server has ended")?;
-                wrk(server.port, process, CONNECTIONS, Keys::Fresh, pace.turn).await
+                wrk(service.page(), server.port, process, CONNECTIONS, Keys::Fresh, pace.turn).await
             })
         });
+        let what = service.name();
         let outcome = hold(&format!("{what}, observed"), pace.rounds, contestants.into()).await?;
-        let [again, observed] = [AGAIN, OBSERVED].map(|name| outcome.ratio(name, PLAIN, per_second));
+        let [again, observed] = [Observed::NothingAgain, Observed::MetricsAndSpans]
+            .map(|observed| outcome.ratio(observed.name(), Observed::Nothing.name(), per_second));
         // Noise moves a run against itself as far.
         let least = again.map_or(1.0, |again| again.min.min(1.0));
         report.judge(&format!("{what}: with metrics and spans against without"), Goal::AtLeast(least), observed);
         report.add(outcome);
     }
-    let plain = instructions(Stack::Memory, None, false).await?;
-    let observed = instructions(Stack::Memory, None, true).await?;
-    println!("instructions of a request on axum + memory: {plain:.0}, with metrics and spans {observed:.0}");
-    let ratio = Spread::of(vec![observed / plain]);
-    report.judge(
-        "axum + memory: instructions of a request with metrics and spans against without",
-        Goal::AtMost(1.03),
-        ratio,
-    );
-    let plain = instructions(Stack::Postgres, Some(&postgres), false).await?;
-    let observed = instructions(Stack::Postgres, Some(&postgres), true).await?;
-    println!("instructions of a request on axum + Postgres: {plain:.0}, with metrics and spans {observed:.0}");
-    let ratio = Spread::of(vec![observed / plain]);
-    report.judge(
-        "axum + Postgres: instructions of a request with metrics and spans against without",
-        Goal::AtMost(1.03),
-        ratio,
-    );
     Ok(())
 }
 
-fn options(database: Option<&Postgres>, is_observed: bool) -> Vec<String> {
-    let database = database.into_iter().flat_map(|postgres| ["--database".to_owned(), postgres.url()]);
-    database.chain(is_observed.then(|| "--observed".to_owned())).collect()
+/// Builds the example beside this executable, and returns its path.
+async fn build_payments() -> Result<PathBuf, Error> {
+    let folder = file("target");
+    let mut build = Command::new("cargo");
+    build.args(["build", "--release", "--quiet", "--package", "payments", "--target-dir"]).arg(&folder);
+    if !build.current_dir(file("..")).status().await?.success() {
+        return Err("payments cannot be built".into());
+    }
+    Ok(folder.join("release/payments"))
+}
+
+/// Counts the instructions of a request.
+async fn count(service: Service<'_>, report: &mut Report) -> Result<(), Error> {
+    let what = service.name();
+    let plain = instructions(service, Observed::Nothing).await?;
+    println!("instructions of a request on {what}: {plain:.0}");
+    for observed in [Observed::Metrics, Observed::Spans, Observed::MetricsAndSpans] {
+        let counted = instructions(service, observed).await?;
+        println!("instructions of a request on {what}, {}: {counted:.0}, {:.3}×", observed.name(), counted / plain);
+        if observed == Observed::MetricsAndSpans {
+            let judged = format!("{what}: instructions of a request with metrics and spans against without");
+            report.judge(&judged, Goal::AtMost(1.03), Spread::of(vec![counted / plain]));
+        }
+    }
+    Ok(())
 }
 
 /// The instructions of the service for one request, by callgrind.
-async fn instructions(stack: Stack, database: Option<&Postgres>, is_observed: bool) -> Result<f64, Error> {
+async fn instructions(service: Service<'_>, observed: Observed) -> Result<f64, Error> {
     let mut counted = [0.0; 2];
     for (counted, requests) in counted.iter_mut().zip(REQUESTS) {
-        *counted = collected(stack, &options(database, is_observed), requests).await?;
+        *counted = collected(service, observed, requests).await?;
     }
     Ok((counted[1] - counted[0]) / (REQUESTS[1] - REQUESTS[0]) as f64)
 }
 
-async fn collected(stack: Stack, options: &[String], requests: u64) -> Result<f64, Error> {
-    let mut command = Command::new("valgrind");
-    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(std::env::current_exe()?);
-    command
-        .args(["serve", stack.name()])
-        .args(options)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
-    let mut process = command.spawn()?;
-    let said = process.stdout.take().ok_or("the server says nothing")?;
-    let port = BufReader::new(said).lines().next_line().await?.ok_or("the server did not start under valgrind")?;
-    let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port.trim().parse()?)).await?);
+async fn collected(service: Service<'_>, observed: Observed, requests: u64) -> Result<f64, Error> {
+    let valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"];
+    let mut command = service.command(&valgrind, observed)?;
+    let Server { process, port } = Server::of({
+        command.stderr(Stdio::piped());
+        command
+    })
+    .await?;
+    let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
     for _ in 0..requests {
-        answered(&mut stream, &uuid::Uuid::new_v4().to_string()).await?;
+        answered(&mut stream, service.page(), &uuid::Uuid::new_v4().to_string()).await?;
     }
+    drop(stream);
     let id = process
         .id()
         .and_then(|id| rustix::process::Pid::from_raw(id.try_into().ok()?))
@@ -107,17 +201,18 @@ async fn collected(stack: Stack, options: &[String], requests: u64) -> Result<f6
 }
 
 /// Sends a request with this key, and reads its answer.
-async fn answered(stream: &mut BufReader<TcpStream>, key: &str) -> Result<(), Error> {
-    const BODY: &str = r#"{"amount":1000}"#;
-    let head = format!("POST /pay HTTP/1.1\r\nhost: bench\r\nidempotency-key: {key}\r\ncontent-type: application/json");
-    stream.get_mut().write_all(format!("{head}\r\ncontent-length: {}\r\n\r\n{BODY}", BODY.len()).as_bytes()).await?;
+async fn answered(stream: &mut BufReader<TcpStream>, page: Page, key: &str) -> Result<(), Error> {
+    let (path, body) = (page.path(), page.body());
+    let head = format!("POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer acme\r\nidempotency-key: {key}");
+    let request = format!("{head}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    stream.get_mut().write_all(request.as_bytes()).await?;
     let (mut length, mut line) = (0, String::new());
     loop {
         line.clear();
         if stream.read_line(&mut line).await? == 0 {
             return Err("the server ended the connection".into());
         }
-        if line.starts_with("HTTP/1.1") && !line.contains(" 200 ") {
+        if line.starts_with("HTTP/1.1") && !line.contains(" 20") {
             return Err(format!("the server answered {}", line.trim()).into());
         }
         if let Some((_, value)) = line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("content-length")) {

@@ -62,9 +62,12 @@ pub(crate) struct Options {
     /// The URL of a Postgres, for the stacks that need one.
     #[arg(long)]
     database: Option<String>,
-    /// Records metrics and spans, in the stacks `memory` and `postgres`.
+    /// Records metrics, in the stacks `memory` and `postgres`.
     #[arg(long)]
-    observed: bool,
+    metrics: bool,
+    /// Has a log with spans, in the stacks `memory` and `postgres`.
+    #[arg(long)]
+    spans: bool,
     /// How long the bare handler computes in addition, in nanoseconds.
     #[arg(long, default_value_t = 0)]
     busy_ns: u64,
@@ -72,6 +75,10 @@ pub(crate) struct Options {
 
 /// More records than any turn makes.
 const RECORDS: usize = 20_000_000;
+
+/// The bounds of durations in seconds, and how often samples are put into their buckets, as `payments` has them.
+const BUCKETS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 const ANSWER: &str =
     r#"{"id":"0197f3c2-7d1e-7a50-9f2b-3c1d5e6f7a8b","status":"succeeded","amount":1000,"currency":"EUR"}"#;
@@ -135,15 +142,24 @@ fn memory() -> Result<MemoryStore, Error> {
     Ok(MemoryStore::new(NonZeroUsize::new(RECORDS).ok_or("no records")?))
 }
 
-/// The defaults, or those of a service that is observed: counters, histograms, and lines of a log with its spans, which go nowhere.
+/// The defaults, or those of a service that is observed as `payments` is: counters and histograms, and a log with spans. Nothing is
+/// logged, because nothing goes wrong.
 fn settings(options: &Options) -> Result<Settings, Error> {
-    if !options.observed {
+    if options.spans {
+        let filter = tracing_subscriber::EnvFilter::new("info");
+        tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
+    if !options.metrics {
         return Ok(Settings::new());
     }
-    tracing_subscriber::fmt().with_writer(std::io::sink).init();
-    metrics_exporter_prometheus::PrometheusBuilder::new()
-        .set_buckets(&[0.001, 0.01, 0.1, 1.0, 10.0])?
-        .install_recorder()?;
+    let page = metrics_exporter_prometheus::PrometheusBuilder::new().set_buckets(&BUCKETS)?.install_recorder()?;
+    tokio::spawn(async move {
+        let mut due = tokio::time::interval(UPKEEP_EVERY);
+        loop {
+            due.tick().await;
+            page.run_upkeep();
+        }
+    });
     Ok(Settings::new().observer(Arc::new(MetricsObserver::new())))
 }
 

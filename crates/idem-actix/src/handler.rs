@@ -122,6 +122,7 @@ async fn conclude<B: MessageBody + 'static>(
         Ok(read) => read,
         Err(error) => return (Handled::of(request, None, None), Err(error)),
     };
+    head.headers_mut().remove(policy.replay_header_name());
     head.headers_mut().remove(RETENTION_HEADER);
     if let Some(seconds) = stated.seconds(is_protected, &disposition, retention) {
         head.headers_mut().insert(HeaderName::from_static(RETENTION_HEADER), seconds.into());

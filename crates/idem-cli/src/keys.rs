@@ -7,7 +7,7 @@ use idem_encryption::{EncryptionConfig, Keys};
 
 /// Reads the keys, and what else the application has set, from a file that only its owner can read.
 ///
-/// Each line is a word and its values; `#` begins a comment:
+/// Each line is a word and its values. `#` begins a comment at the beginning of a line and after a blank:
 /// ```text
 /// primary 2 64-hexadecimal-digits
 /// old 1 64-hexadecimal-digits
@@ -43,20 +43,24 @@ fn expect_private(_: &Path) -> Result<(), Box<dyn Error>> {
 fn parse(text: &str) -> Result<EncryptionConfig, String> {
     let (mut primary, mut old, mut scopes, mut context, mut reads_unencrypted) = (None, Vec::new(), None, None, false);
     for (at, line) in text.lines().enumerate() {
-        let line = line.split('#').next().unwrap_or_default();
-        let words: Vec<&str> = line.split_whitespace().collect();
         // No part of a line is shown: it may be a key.
         let wrong = |what: &str| format!("line {}: {what}", at + 1);
+        let words: Vec<&str> = line.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
+        if words.iter().any(|word| word.contains('#')) {
+            return Err(wrong("`#` begins a comment only after a blank, and no value may contain it"));
+        }
         let id = |text: &str| text.parse::<u32>().map_err(|_| wrong("the id of a key is a number up to 4294967295"));
         let key = |text: &str| bytes(text).ok_or_else(|| wrong("a key has 64 hexadecimal digits"));
         match words[..] {
             [] => {}
             ["primary", number, digits] if primary.is_none() => primary = Some((id(number)?, key(digits)?)),
             ["old", number, digits] => old.push((id(number)?, key(digits)?)),
-            ["scopes", digits] => scopes = Some(key(digits)?),
-            ["context", text] => context = Some(text),
+            ["scopes", digits] if scopes.is_none() => scopes = Some(key(digits)?),
+            ["context", text] if context.is_none() => context = Some(text),
             ["reads-unencrypted"] => reads_unencrypted = true,
             ["primary", ..] => return Err(wrong("there is one primary key, with an id and a key")),
+            ["scopes", _] => return Err(wrong("a second key of scopes; leave only the one of the application")),
+            ["context", _] => return Err(wrong("a second context; leave only the one of the application")),
             _ => {
                 return Err(wrong(
                     "a line is `primary ID KEY`, `old ID KEY`, `scopes KEY`, `context TEXT` or `reads-unencrypted`",
@@ -112,6 +116,10 @@ mod tests {
             (format!("primary two {digits}"), "line 1: the id"),
             (format!("primary 2 {digits}0"), "line 1: a key has 64"),
             (format!("{primary}\n{digits}"), "line 2: a line is"),
+            (format!("{primary}\n\ncontext prod#1"), "line 3: `#` begins a comment only after a blank"),
+            (format!("{primary}# of May"), "line 1: `#` begins"),
+            (format!("{primary}\ncontext one\ncontext two"), "line 3: a second context"),
+            (format!("{primary}\nscopes {digits}\nscopes {digits}"), "line 3: a second key of scopes"),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(expected) && !error.contains("abab"), "{error}");

@@ -32,7 +32,7 @@ struct Arguments {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the store did not answer, or an argument does not fit; 2 wrong arguments; \
-    3 `check` found a weakness; 4 `check` found that the store cannot be used; 5 not all was changed that was asked for, or there is no such record";
+    3 `check` found a weakness, or could not find something out; 4 `check` found that the store cannot be used; 5 not all was changed that was asked for, or there is no such record";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -1,7 +1,6 @@
 //! What the commands print.
 
 use std::io::{IsTerminal as _, Write as _};
-use std::time::Duration;
 
 use idem_core::{OwnerToken, RecordState, RecordSummary, Takeover, Timestamp};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -42,17 +41,6 @@ impl Progress {
     }
 }
 
-/// How long from `earlier` to `now`, in the two largest units.
-pub(crate) fn age(now: Timestamp, earlier: Timestamp) -> String {
-    brief(now.saturating_duration_since(earlier))
-}
-
-/// A duration in the two largest units.
-pub(crate) fn brief(duration: Duration) -> String {
-    let text = humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string();
-    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
-}
-
 /// A token in hexadecimal digits.
 pub(crate) fn token(token: &OwnerToken) -> String {
     format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
@@ -67,7 +55,7 @@ pub(crate) fn row(record: &RecordSummary, now: Timestamp) -> String {
     format!(
         "{}  {state:<15}  {:>9}  attempt {}  {principal:?}  {operation:?}",
         record.id,
-        age(now, record.created_at),
+        now.age_since(record.created_at),
         record.attempt,
     )
 }
@@ -147,12 +135,5 @@ mod tests {
         let document = json!({ "a": "\u{202e}\u{9b}\u{7f}é\n" }).to_string();
         assert_eq!(escaped(&document), "{\"a\":\"\\u202e\\u009b\\u007fé\\n\"}");
         assert_eq!(serde_json::from_str::<Value>(&escaped(&document)).unwrap()["a"], "\u{202e}\u{9b}\u{7f}é\n");
-    }
-
-    #[test]
-    fn durations_have_two_units() {
-        assert_eq!(brief(Duration::from_secs(90_061)), "1day 1h");
-        assert_eq!(brief(Duration::from_millis(5_900)), "5s");
-        assert_eq!(brief(Duration::ZERO), "0s");
     }
 }

@@ -58,10 +58,27 @@ pub(crate) trait Store: IdempotencyStore + Inspect + Operate {
     /// Gives the records a new identity. With `keep`, only remembers the history of the server.
     async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>>;
 
-    /// Whether it opens and seals answers.
-    fn has_keys(&self) -> bool {
-        false
+    /// The same store, if it opens and seals answers.
+    fn encrypted(&self) -> Option<&EncryptedStore<dyn Store>> {
+        None
     }
+
+    /// Where copies of its answers may be.
+    fn copies(&self) -> Copies {
+        Copies::None
+    }
+}
+
+/// Where copies of the answers of a store may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copies {
+    /// There are none.
+    None,
+    /// The application may have put a Redis in front of the store, which the store does not know.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    NotKnown,
+    /// In the Redis in front of it, where this process has erased so many.
+    InFront { erased: u64 },
 }
 
 #[async_trait]
@@ -78,8 +95,12 @@ impl Store for EncryptedStore<dyn Store> {
         self.inner().renew_identity(keep).await
     }
 
-    fn has_keys(&self) -> bool {
-        true
+    fn encrypted(&self) -> Option<&EncryptedStore<dyn Store>> {
+        Some(self)
+    }
+
+    fn copies(&self) -> Copies {
+        self.inner().copies()
     }
 }
 
@@ -101,6 +122,10 @@ impl<D: Store + DurableStore> Store for HybridStore<D> {
     async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
         self.durable().renew_identity(keep).await
     }
+
+    fn copies(&self) -> Copies {
+        Copies::InFront { erased: self.metrics().erased_copies }
+    }
 }
 
 /// What is known of a server.
@@ -119,6 +144,9 @@ pub(crate) type Line = (Level, &'static str, String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Ok,
+    /// It could not be found out.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only Postgres has a history"))]
+    Unknown,
     Weak,
     Unusable,
 }
@@ -197,10 +225,15 @@ impl StoreOptions {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite => sqlite::open(url, self, migrating).await,
             #[cfg(feature = "redis")]
+            Kind::Redis if self.front.is_some() => {
+                Err("--front (or IDEM_FRONT) is for a store in Postgres or SQLite: give that one as --store".into())
+            }
+            #[cfg(feature = "redis")]
             Kind::Redis => redis::open(url, self).await,
             #[cfg(not(all(feature = "postgres", feature = "sqlite", feature = "redis")))]
-            _ => {
-                Err(format!("this build of idem has no support for {url:?}; build it with the store's feature").into())
+            kind => {
+                let _ = (url, migrating);
+                Err(format!("this build of idem has no support for {kind:?}; build it with the store's feature").into())
             }
         }
     }
@@ -214,7 +247,7 @@ mod postgres {
     use idem_core::{Durability, Purge};
     use idem_postgres::{PostgresConfig, PostgresStore};
 
-    use super::{Examination, Level, Line, Store, StoreOptions};
+    use super::{Copies, Examination, Level, Line, Store, StoreOptions};
     use crate::with_causes;
 
     pub(super) async fn open(
@@ -251,9 +284,16 @@ mod postgres {
             }
             Ok(history) => match store.remember_history().await {
                 Ok(()) => (Level::Ok, "history", format!("remembered: {}", history.current)),
-                Err(error) => (Level::Ok, "history", format!("not remembered: {}", with_causes(&error))),
+                Err(error) => {
+                    let text =
+                        format!("a restore will not be noticed, as it is not remembered: {}", with_causes(&error));
+                    (Level::Unknown, "history", text)
+                }
             },
-            Err(error) => (Level::Ok, "history", format!("not known: {}", with_causes(&error))),
+            Err(error) => {
+                let text = format!("it is not known whether the server was restored: {}", with_causes(&error));
+                (Level::Unknown, "history", text)
+            }
         }
     }
 
@@ -281,6 +321,10 @@ mod postgres {
             }
             Ok(())
         }
+
+        fn copies(&self) -> Copies {
+            Copies::NotKnown
+        }
     }
 }
 
@@ -292,7 +336,7 @@ mod sqlite {
     use idem_core::{Durability, Purge};
     use idem_sqlite::{SqliteConfig, SqliteStore};
 
-    use super::{Examination, Level, Store, StoreOptions};
+    use super::{Copies, Examination, Level, Store, StoreOptions};
 
     pub(super) async fn open(
         url: &str,
@@ -325,6 +369,10 @@ mod sqlite {
                 true => Err("a file has no history to remember".into()),
                 false => SqliteStore::renew_identity(self).await.map_err(Into::into),
             }
+        }
+
+        fn copies(&self) -> Copies {
+            Copies::NotKnown
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::retry_after::only;
 
-/// An answer that arrived whole.
+/// An answer, of which everything arrived that was to be read.
 ///
 /// `Debug` shows neither header values nor the body.
 #[derive(Clone, Copy)]
@@ -18,8 +18,10 @@ pub struct Answer<'a> {
     pub status: StatusCode,
     /// The header fields.
     pub headers: &'a HeaderMap,
-    /// The body, or the beginning of a body that is too large to be a problem document.
+    /// The body, or its beginning. Read at least [`PROBLEM_BYTES`](Self::PROBLEM_BYTES) of a 4xx or 5xx: the decision is in it.
     pub body: &'a [u8],
+    /// Whether `body` is the whole body.
+    pub is_whole: bool,
     /// When it arrived, by the client's clock. Counts only for a `Retry-After` with a date, in an answer without `Date`.
     pub received_at: SystemTime,
 }
@@ -55,15 +57,32 @@ impl Failure {
 }
 
 impl Answer<'_> {
+    /// How much of a 4xx or 5xx has to be read. The problem documents of servers with idem are much shorter.
+    pub const PROBLEM_BYTES: usize = 64 * 1024;
+
+    /// Whether it says by a media type that it is a problem document (RFC 9457).
+    pub(crate) fn is_problem(&self) -> bool {
+        self.has_media_type("application/problem+json")
+    }
+
+    /// Whether it can be an error of Stripe.
+    pub(crate) fn is_json(&self) -> bool {
+        self.has_media_type("application/json")
+    }
+
+    fn has_media_type(&self, expected: &str) -> bool {
+        let content_type = only(self.headers, CONTENT_TYPE).unwrap_or_default();
+        let media_type = content_type.split(';').next().unwrap_or_default().trim();
+        media_type.eq_ignore_ascii_case(expected)
+    }
+
     /// The `type` of the problem document (RFC 9457) that this answer is.
     pub(crate) fn problem_type(&self) -> Option<String> {
         #[derive(Deserialize)]
         struct Document {
             r#type: String,
         }
-        let content_type = only(self.headers, CONTENT_TYPE)?;
-        let media_type = content_type.split(';').next().unwrap_or_default().trim();
-        if !media_type.eq_ignore_ascii_case("application/problem+json") {
+        if !self.is_problem() {
             return None;
         }
         serde_json::from_slice::<Document>(self.body).ok().map(|document| document.r#type)
@@ -89,6 +108,7 @@ impl fmt::Debug for Answer<'_> {
             .debug_struct("Answer")
             .field("status", &self.status)
             .field("body_bytes", &self.body.len())
+            .field("is_whole", &self.is_whole)
             .finish_non_exhaustive()
     }
 }

@@ -35,7 +35,7 @@ pub(crate) enum NoAnswer {
     Refused(reqwest_middleware::Error),
 }
 
-/// Sends a request, and reads the answer up to `limit` bytes.
+/// Sends a request, and reads the answer up to `limit` bytes. Of an error it reads more, if the decision can be in it.
 ///
 /// # Cancellation safety
 /// Dropping the future closes the connection. The server may have received the request.
@@ -87,6 +87,8 @@ fn is_refused_tls(error: &reqwest::Error) -> bool {
 async fn read(response: Response, limit: usize) -> Result<Arrived, reqwest::Error> {
     let (url, received_at) = (response.url().clone(), SystemTime::now());
     let (parts, mut body) = http::Response::<Body>::from(response).into_parts();
+    let is_error = parts.status.is_client_error() || parts.status.is_server_error();
+    let limit = if is_error { limit.max(Answer::PROBLEM_BYTES) } else { limit };
     let (mut read, mut rest) = (BytesMut::new(), None);
     if is_endless(&parts) {
         rest = Some(body);
@@ -113,8 +115,9 @@ fn is_endless(parts: &Parts) -> bool {
 
 impl Arrived {
     pub(crate) fn answer(&self) -> Answer<'_> {
-        let Self { parts, body, received_at, .. } = self;
-        Answer { status: parts.status, headers: &parts.headers, body, received_at: *received_at }
+        let Self { parts, body, rest, received_at, .. } = self;
+        let (status, headers) = (parts.status, &parts.headers);
+        Answer { status, headers, body, is_whole: rest.is_none(), received_at: *received_at }
     }
 
     /// The answer for the caller.

@@ -20,6 +20,7 @@ pub(crate) trait Keep: fmt::Debug + Send + Sync {
 }
 
 /// An operation that is about to be sent.
+#[cfg_attr(not(feature = "journal"), expect(dead_code, reason = "only a journal reads it"))]
 #[derive(Clone, Copy)]
 pub(crate) struct Beginning<'a> {
     pub(crate) request: &'a Request,
@@ -49,6 +50,9 @@ pub(crate) struct Begun {
 /// One stored operation. While it exists, no other process and no other task sends the operation.
 #[async_trait]
 pub(crate) trait Kept: fmt::Debug + Send + Sync {
+    /// Its id in the journal.
+    fn id(&self) -> &str;
+
     /// Stores how long the server says that it keeps the answer.
     async fn retention_is(&self, retention: Duration) -> Result<(), KeepError>;
 

@@ -38,7 +38,7 @@ pub use backoff::Backoff;
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "journal")]
 pub use journal::{
-    Journal, JournalConfig, JournalError, JournalErrorKind, JournaledAnswer, PendingOperation, ResumeError,
+    ClockFault, Journal, JournalConfig, JournalError, JournalErrorKind, JournaledAnswer, PendingOperation, ResumeError,
 };
 #[cfg(feature = "metrics")]
 pub use metrics::MetricsObserver;

@@ -21,6 +21,9 @@ pub struct Report {
     pub replayed: bool,
     /// The last status that arrived, whatever followed.
     pub last_status: Option<StatusCode>,
+    /// The id of the operation in the journal, to forget it once the answer is used, or to resume it if there is none. `None`
+    /// without a journal, and if the operation was refused before it was stored.
+    pub journal_id: Option<String>,
     /// Whether a journal could not note the final answer. It will resume the operation, which then gets the same answer.
     pub journal_failed: bool,
 }

@@ -99,6 +99,7 @@ impl<'a> Run<'a> {
             (None, None) => (None, Duration::ZERO),
         };
         add_headers(settings, request.headers_mut(), &key, rules.bare_key);
+        let journal_id = kept.as_ref().map(|kept| kept.id().to_owned());
         Ok(Self {
             settings,
             budget: hosts.budget(request.url()),
@@ -111,7 +112,7 @@ impl<'a> Run<'a> {
             stated_retention: resumed.and_then(|resumed| resumed.stated_retention),
             failures: 0,
             location: None,
-            report: Report { key: Some(key), ..Report::default() },
+            report: Report { key: Some(key), journal_id, ..Report::default() },
             last_error: None,
             is_decided: false,
         })

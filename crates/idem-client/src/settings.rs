@@ -124,7 +124,8 @@ impl Settings {
     /// The largest answer that is read whole before the caller gets it, in bytes. The rest of a larger one is not protected: if
     /// it breaks off, the caller sees the error.
     ///
-    /// Default 1 MiB, which is also the largest answer that a server with idem stores.
+    /// Default 1 MiB, which is also the largest answer that a server with idem stores. Of a 4xx or 5xx, at least
+    /// [`Answer::PROBLEM_BYTES`](crate::Answer::PROBLEM_BYTES) are read, whatever the limit: what to do is in its body.
     #[must_use]
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;

@@ -52,8 +52,8 @@ pub enum Stop {
     RecordUnreadable,
     /// The server's layers are misconfigured, and nothing ran. A journal keeps the operation until the server is corrected.
     Misconfigured,
-    /// The last answer came from before the server's idempotency layer, such as a refused login or a missing route, and an earlier
-    /// attempt may have taken effect. A journal keeps the operation until that is corrected.
+    /// The last answer says nothing about the operation, such as a refused login or a missing route, and an earlier attempt may
+    /// have taken effect. A journal keeps the operation until that is corrected.
     NotAnswered,
     /// No attempt can succeed: the server's TLS was refused, or the request cannot be sent.
     CannotSend(Failure),
@@ -146,6 +146,7 @@ impl RetryPolicy {
     /// | no connection; reset, cut or late answer | retry |
     /// | refused TLS, a request that cannot be sent | stop |
     /// | Idem: problem `outcome-unknown`, `record-unreadable`, `misconfigured` | stop |
+    /// | a problem document, or a 409 of Stripe, whose body was not read whole and may say one of these things or those below | retry |
     /// | 202, with [`poll`](Self::poll) and a `Location` | poll |
     /// | marked as a replay | final |
     /// | Idem: problem `in-progress`, `backoff`, `body-incomplete`; a type of [`in_progress_type`](Self::in_progress_type) | retry |
@@ -168,6 +169,9 @@ impl RetryPolicy {
         if let Some(stop) = problem.as_deref().and_then(stop_of) {
             return Decision::Stop(stop);
         }
+        if self.is_undecidable(&answer) {
+            return Decision::Retry { reason: "unreadable", after };
+        }
         if answer.status == StatusCode::ACCEPTED && self.poll {
             let location = only(answer.headers, LOCATION).map(str::to_owned);
             if location.is_some() {
@@ -189,8 +193,8 @@ impl RetryPolicy {
 
     /// What to do after an attempt, if an earlier one may have reached the operation.
     ///
-    /// The same as [`decide`](Self::decide), but for an answer that is neither a replay nor states by `Idempotency-Retention` that its
-    /// record is kept:
+    /// The same as [`decide`](Self::decide), but for an answer that is neither a replay nor states by `Idempotency-Retention` that
+    /// its record is kept:
     ///
     /// | answer | decision |
     /// |---|---|
@@ -199,11 +203,8 @@ impl RetryPolicy {
     /// Logins, firewalls, load balancers and routers give such answers without a look at the operation.
     #[must_use]
     pub fn decide_repeat(&self, outcome: Result<Answer<'_>, Failure>) -> Decision {
-        let is_of_a_gate = outcome.as_ref().is_ok_and(|answer| {
-            let status = answer.status;
-            (status.is_redirection() || matches!(status.as_u16(), 401 | 403 | 404 | 405 | 407 | 421))
-                && !answer.headers.contains_key(RETENTION)
-        });
+        let is_of_a_gate =
+            outcome.as_ref().is_ok_and(|answer| is_of_a_gate(answer.status) && !answer.headers.contains_key(RETENTION));
         match self.decide(outcome) {
             Decision::Final { replayed: false } if is_of_a_gate => Decision::Stop(Stop::NotAnswered),
             decision => decision,
@@ -216,7 +217,11 @@ impl RetryPolicy {
     /// |---|---|
     /// | as for an operation: no answer; 408, 425, 429; 5xx but 501 and 505 | retry |
     /// | 202; 200 with `Retry-After`, by which `idem-jobs` says that the job has not ended | poll again |
+    /// | 3xx but 303, 401, 403, 404, 405, 407, 421 | stop |
     /// | everything else | final |
+    ///
+    /// A login that has expired, or a router that does not know the `Location`, says nothing about the operation, which may still
+    /// run. A request with the same key asks for it again.
     #[must_use]
     pub fn decide_poll(&self, outcome: Result<Answer<'_>, Failure>) -> Decision {
         let answer = match outcome {
@@ -227,6 +232,8 @@ impl RetryPolicy {
         match answer.status {
             StatusCode::ACCEPTED => Decision::Poll { location: None, after },
             StatusCode::OK if after.is_some() => Decision::Poll { location: None, after },
+            // "See other" is how a monitor names the resource that was made.
+            status if status != StatusCode::SEE_OTHER && is_of_a_gate(status) => Decision::Stop(Stop::NotAnswered),
             status => match by_status(status) {
                 Some(reason) => Decision::Retry { reason, after },
                 None => Decision::Final { replayed: false },
@@ -245,6 +252,22 @@ impl RetryPolicy {
         }
         let name = problem_type.strip_prefix(&self.problem_type_base).filter(|_| self.profile == Profile::Idem)?;
         Some(name.to_owned())
+    }
+
+    /// Whether the part of the body that was not read may change the decision. A repeat is safe, and a wrong end is not.
+    fn is_undecidable(&self, answer: &Answer<'_>) -> bool {
+        if answer.is_whole {
+            return false;
+        }
+        let knows_problems = self.profile == Profile::Idem || !self.in_progress_types.is_empty();
+        let is_error = answer.status.is_client_error() || answer.status.is_server_error();
+        // A replayed problem may be an unknown outcome, which is a 504. Other replays are final, whatever they say.
+        let may_be_final = answer.status.is_client_error() && self.is_replay(answer.headers);
+        if knows_problems && is_error && answer.is_problem() && !may_be_final {
+            return true;
+        }
+        let is_told = only(answer.headers, "stripe-should-retry").is_some() || self.is_replay(answer.headers);
+        self.profile == Profile::Stripe && answer.status == StatusCode::CONFLICT && answer.is_json() && !is_told
     }
 
     fn is_replay(&self, headers: &HeaderMap) -> bool {
@@ -288,6 +311,11 @@ fn stop_of(problem: &str) -> Option<Stop> {
         "misconfigured" => Some(Stop::Misconfigured),
         _ => None,
     }
+}
+
+/// Whether logins, firewalls, load balancers and routers give such an answer.
+fn is_of_a_gate(status: StatusCode) -> bool {
+    status.is_redirection() || matches!(status.as_u16(), 401 | 403 | 404 | 405 | 407 | 421)
 }
 
 /// Why an answer with this status is repeated.

@@ -50,7 +50,13 @@ impl RecordId {
 
 impl fmt::Display for RecordId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        // One write instead of 32 formatted numbers, because the span of each operation has the id.
+        let mut digits = [0; 64];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(self.0) {
+            pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 0xF)]]);
+        }
+        formatter.write_str(std::str::from_utf8(&digits).map_err(|_| fmt::Error)?)
     }
 }
 

@@ -36,6 +36,22 @@ impl Timestamp {
     pub fn saturating_duration_since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
+
+    /// How long from `earlier` to this point, as tools show it to operators: the two largest units, as in `2days 1h`, `5m 3s` and `0s`.
+    #[must_use]
+    pub fn age_since(self, earlier: Self) -> String {
+        let seconds = self.saturating_duration_since(earlier).as_secs();
+        let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
+        let parts = [
+            (days, if days == 1 { "day" } else { "days" }),
+            (hours % 24, "h"),
+            (minutes % 60, "m"),
+            (seconds % 60, "s"),
+        ];
+        let shown =
+            parts.iter().filter(|(number, _)| *number > 0).take(2).map(|(number, unit)| format!("{number}{unit}"));
+        Some(shown.collect::<Vec<_>>().join(" ")).filter(|text| !text.is_empty()).unwrap_or_else(|| "0s".to_owned())
+    }
 }
 
 /// RFC 3339 in UTC, or the raw number for years that RFC 3339 cannot write.
@@ -75,6 +91,28 @@ mod tests {
         assert_eq!(end.unix_micros(), 2_000_000);
         assert_eq!(end.saturating_duration_since(start), SECOND);
         assert_eq!(start.saturating_duration_since(end), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_age_has_two_units() {
+        let age = |seconds: u64| {
+            let start = Timestamp::from_unix_micros(5);
+            start.saturating_add(Duration::from_secs(seconds)).age_since(start)
+        };
+        for (seconds, text) in [
+            (0, "0s"),
+            (5, "5s"),
+            (60, "1m"),
+            (303, "5m 3s"),
+            (3_601, "1h 1s"),
+            (90_061, "1day 1h"),
+            (2 * 86_400 + 59, "2days 59s"),
+            (40_000_000, "462days 23h"),
+        ] {
+            assert_eq!(age(seconds), text);
+        }
+        assert_eq!(Timestamp::from_unix_micros(0).age_since(Timestamp::from_unix_micros(1)), "0s");
+        assert_eq!(Timestamp::from_unix_micros(1_999_999).age_since(Timestamp::from_unix_micros(0)), "1s");
     }
 
     #[test]

@@ -110,17 +110,22 @@ pub(crate) fn seal(keys: &Keys, binding: &Binding<'_>, format: Format, buffer: &
 /// Opens `buffer` in place with the key that the head names.
 pub(crate) fn open(keys: &Keys, binding: &Binding<'_>, head: &[u8; HEAD], buffer: &mut [u8]) -> Result<Format, Fault> {
     let (prefix, tag) = head.split_at(PREFIX);
+    let id = key_of(head);
     let format = match prefix[0] {
         1 => Format::Plain,
         2 => Format::Compressed,
         format => return Err(Fault::Format(format)),
     };
-    let id = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
     let key = keys.find(id).ok_or(Fault::Key(id))?;
     let tag = Tag::try_from(tag).map_err(|_| Fault::Damaged("the tag"))?;
     let data = binding.associated_data(prefix);
     let opened = key.cipher.decrypt_inout_detached(&nonce(&data), &data, buffer.into(), &tag);
     opened.map(|()| format).map_err(|_| Fault::NotAuthentic(id))
+}
+
+/// The id of the key that sealed a value with this head.
+pub(crate) fn key_of(head: &[u8; HEAD]) -> u32 {
+    u32::from_be_bytes([head[1], head[2], head[3], head[4]])
 }
 
 fn nonce(associated_data: &[u8]) -> Nonce {

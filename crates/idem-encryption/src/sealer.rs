@@ -12,7 +12,7 @@ use idem_core::{
 };
 
 use crate::config::{EncryptionConfig, Options};
-use crate::envelope::{Binding, Format, HEAD, Part, open, seal};
+use crate::envelope::{Binding, Format, HEAD, Part, key_of, open, seal};
 use crate::fault::Fault;
 use crate::keys::Keys;
 use crate::scope::ScopeSecret;
@@ -23,12 +23,27 @@ pub(crate) const SEALED: &str = "idem-sealed";
 /// Whether a part of this record is sealed, as a store without keys reads it. For tools that must not write plaintext beside it.
 #[must_use]
 pub fn is_sealed(record: &Record) -> bool {
-    let response = match &record.state {
+    response_of(record).is_some_and(|response| matches!(&*response.headers, [field] if field.name == SEALED))
+        || record.checkpoint.as_ref().is_some_and(|checkpoint| &*checkpoint.name == SEALED)
+}
+
+fn response_of(record: &Record) -> Option<&StoredResponse> {
+    match &record.state {
         State::InProgress { .. } => None,
         State::Completed { response } | State::Failed { response, .. } => Some(response),
-    };
-    response.is_some_and(|response| matches!(&*response.headers, [field] if field.name == SEALED))
-        || record.checkpoint.as_ref().is_some_and(|checkpoint| &*checkpoint.name == SEALED)
+    }
+}
+
+/// The id of the key that sealed an answer; `None` if it is not sealed, or its form is damaged.
+fn response_key(response: &StoredResponse) -> Option<u32> {
+    let [HeaderField { name, value }] = &*response.headers else { return None };
+    let value = STANDARD_NO_PAD.decode(value).ok().filter(|_| name == SEALED)?;
+    value.first_chunk().map(key_of)
+}
+
+/// The id of the key that sealed a checkpoint; `None` if it is not sealed, or its form is damaged.
+fn checkpoint_key(checkpoint: &Checkpoint) -> Option<u32> {
+    checkpoint.data.first_chunk().filter(|_| &*checkpoint.name == SEALED).map(key_of)
 }
 
 /// The keys and the options of a store. All clones of the store, and its transactions, share them.
@@ -274,6 +289,20 @@ impl Sealer {
 
     pub(crate) fn open_record(&self, id: &RecordId, record: &Record) -> Result<Record, StoreError> {
         self.opened_record(Run::of_record(id, record), record).map_err(|fault| fault.of(id))
+    }
+
+    /// Whether the primary key has sealed a part of this record. Each such part has to open.
+    pub(crate) fn proves_primary_key(&self, id: &RecordId, record: &Record) -> Result<bool, StoreError> {
+        let (primary, run) = (self.keys().primary_id(), Run::of_record(id, record));
+        let checkpoint = record.checkpoint.as_ref().filter(|checkpoint| checkpoint_key(checkpoint) == Some(primary));
+        if let Some(checkpoint) = checkpoint {
+            self.open_checkpoint(run, checkpoint).map_err(|fault| fault.of(id))?;
+        }
+        let has_answer = response_of(record).and_then(response_key) == Some(primary);
+        if has_answer {
+            self.open_state(run, &record.state).map_err(|fault| fault.of(id))?;
+        }
+        Ok(checkpoint.is_some() || has_answer)
     }
 
     fn opened_record(&self, run: Run<'_>, record: &Record) -> Result<Record, Fault> {

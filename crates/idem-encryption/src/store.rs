@@ -59,6 +59,17 @@ impl<S: ?Sized> EncryptedStore<S> {
         self.sealer.rotate(keys);
     }
 
+    /// Whether this record proves that the primary key and the [context](EncryptionConfig::with_context) are those of the application.
+    ///
+    /// It does if the primary key has sealed a part of it, and each such part opens. `record` is as the [`inner`](Self::inner) store
+    /// returns it. For tools that get their keys from an operator: an answer that they seal under a wrong key can never be read.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the kind `Corrupt` if a part does not open that names the primary key.
+    pub fn proves_primary_key(&self, id: &RecordId, record: &Record) -> Result<bool, StoreError> {
+        self.sealer.proves_primary_key(id, record)
+    }
+
     /// The principal as the wrapped store keeps it, and as listings show it: its digest, if the store hashes scopes.
     ///
     /// A console that shows a client only the records of one principal compares with this form.

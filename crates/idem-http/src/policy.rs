@@ -373,6 +373,14 @@ impl HttpPolicy {
         self
     }
 
+    /// The name of the response header that marks a replay, in lower case. Adapters remove it from the handler's own answer, where
+    /// it belongs to an upstream server: a client would take the first answer for a replay.
+    #[must_use]
+    pub fn replay_header_name(&self) -> &str {
+        // A token is ASCII.
+        std::str::from_utf8(&self.replay_header).unwrap_or_default()
+    }
+
     /// Whether a replay has a header that [`storable`](crate::headers::storable) does not leave out; its name is in lower case.
     pub(crate) fn is_replayed(&self, name: &[u8]) -> bool {
         let is_named = || name == b"location" || self.allowed_headers.iter().any(|allowed| allowed.as_bytes() == name);

@@ -11,7 +11,7 @@ use idem_core::{
 };
 
 use crate::breaker::Breaker;
-use crate::entry::{CLAIM_RANK, Entry, lock_rank};
+use crate::entry::{CLAIM_RANK, ERASING, Entry, lock_rank};
 use crate::metrics::{Counter, HybridMetrics};
 
 /// The rank of an entry that is put on trial, and how long it lasts if it is not removed: longer than four calls usually take.
@@ -29,6 +29,7 @@ pub(crate) struct Cache {
     in_progress: Counter,
     failures: Counter,
     unreadable: Counter,
+    erased_copies: Counter,
 }
 
 /// The outcome of putting an entry.
@@ -62,6 +63,7 @@ impl Cache {
             in_progress: Counter::default(),
             failures: Counter::default(),
             unreadable: Counter::default(),
+            erased_copies: Counter::default(),
         }
     }
 
@@ -83,12 +85,36 @@ impl Cache {
 
     /// Puts the entry, unless one of a higher rank is there.
     pub(crate) async fn put(&self, id: &RecordId, entry: &Entry) -> Put {
-        let Some(entry) = entry.encode(&self.identity, id) else { return Put::TooLate };
-        match self.ask(self.fast.put(id, &entry)).await {
+        match entry.encode(&self.identity, id) {
+            Some(entry) => self.put_encoded(id, &entry).await,
+            None => Put::TooLate,
+        }
+    }
+
+    /// Puts a tombstone that can be [taken back](Self::take_back), unless one is there that stays.
+    pub(crate) async fn put_tentatively(&self, id: &RecordId, tombstone: &Entry) -> Put {
+        match tombstone.encode(&self.identity, id) {
+            Some(entry) => self.put_encoded(id, &FastEntry { rank: ERASING, ..entry }).await,
+            None => Put::TooLate,
+        }
+    }
+
+    async fn put_encoded(&self, id: &RecordId, entry: &FastEntry) -> Put {
+        match self.ask(self.fast.put(id, entry)).await {
             Some(now) if now < entry.until => Put::Done,
             Some(_) => Put::TooLate,
             None => Put::Unanswered,
         }
+    }
+
+    /// Removes a tombstone that was put tentatively. If there is no answer, it stays until the record expires.
+    pub(crate) async fn take_back(&self, id: &RecordId) {
+        self.ask(self.fast.remove(id, ERASING, None)).await;
+    }
+
+    /// Counts a copy that a tombstone has replaced.
+    pub(crate) fn erased_copy(&self) {
+        self.erased_copies.count();
     }
 
     /// Removes the lock of an attempt, puts a claim in its place if `claim` is set, and returns the fast store's time.
@@ -181,6 +207,7 @@ impl Cache {
             fast_failures: self.failures.total(),
             fast_skipped: self.breaker.skipped(),
             unreadable: self.unreadable.total(),
+            erased_copies: self.erased_copies.total(),
             opened: self.breaker.opened(),
             is_open: self.breaker.is_open(),
         }

@@ -148,6 +148,9 @@ pub(crate) const CLAIM_RANK: u64 = 0;
 /// The fast store may compare ranks as floating point numbers, so they lie far apart.
 const SETTLED: u64 = 1 << 62;
 
+/// The tombstone of an erasure that the durable store has not confirmed. It replaces every copy, and can be taken back.
+pub(crate) const ERASING: u64 = 1 << 63;
+
 /// A tombstone replaces every copy, and no copy that was read before the erasure replaces it.
 const ERASED: u64 = u64::MAX;
 

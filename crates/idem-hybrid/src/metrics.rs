@@ -20,6 +20,8 @@ pub struct HybridMetrics {
     pub fast_skipped: u64,
     /// Entries that could not be decoded or authenticated.
     pub unreadable: u64,
+    /// Copies of settled records that an erasure has replaced by tombstones.
+    pub erased_copies: u64,
     /// Times that the breaker opened after it had been closed.
     pub opened: u64,
     /// Whether the breaker is open. It closes when the fast store has answered a caller that tried.

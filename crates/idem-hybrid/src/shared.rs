@@ -403,28 +403,56 @@ impl<D: DurableStore + ?Sized> Shared<D> {
         }
     }
 
-    /// Puts a tombstone in place of the copy of a record that `request` erases.
+    /// Puts a tombstone in place of the copy of a record that `request` erases, and returns it; `None` if the state machine refuses.
     ///
     /// The durable store still has the record, so that a crash between both leaves nothing readable here, and all of it to be found
-    /// there. A final record changes only by an erasure, so a tombstone that the durable store does not confirm is that of another
-    /// erasure, or of a record that has expired.
-    pub(crate) async fn erase_copy(&self, request: &Erase) -> Result<(), StoreError> {
+    /// there.
+    pub(crate) async fn begin_erasure(&self, request: &Erase) -> Result<Option<Entry>, StoreError> {
         let away = || {
             let message = "the fast store did not answer, so it may keep a copy; nothing was erased: try it again";
             StoreError::new(StoreErrorKind::Unavailable, message)
         };
-        let seen_at = self.cache.read(&request.id, None).await.ok_or_else(away)?.now;
-        let Some(look) = self.decide(self.durable.live_record(&request.id)).await? else { return Ok(()) };
+        let before = self.cache.read(&request.id, None).await.ok_or_else(away)?;
+        let Some(look) = self.decide(self.durable.live_record(&request.id)).await? else { return Ok(None) };
         // The time only matters for a lease and for the end of the retention, and the record has neither behind it.
         let (next, outcome) = machine::erase(Some(&look.record), request, look.record.updated_at);
-        let (EraseOutcome::Erased, Some(record)) = (outcome, next) else { return Ok(()) };
-        let Some(tombstone) = Entry::settled(LiveRecord { record, ..look }, seen_at) else { return Ok(()) };
-        if self.cache.put(&request.id, &tombstone).await == Put::Unanswered {
+        let (EraseOutcome::Erased, Some(record)) = (outcome, next) else { return Ok(None) };
+        let Some(tombstone) = Entry::settled(LiveRecord { record, ..look }, before.now) else { return Ok(None) };
+        if self.cache.put_tentatively(&request.id, &tombstone).await == Put::Unanswered {
             return Err(away());
         }
         // An entry of another hand may have a higher rank.
         let left = self.cache.read(&request.id, None).await.ok_or_else(away)?.entry;
-        if left.is_some_and(|entry| !entry.is_erased()) { Err(away()) } else { Ok(()) }
+        if left.is_some_and(|entry| !entry.is_erased()) {
+            return Err(away());
+        }
+        if before.entry.is_some_and(|entry| !entry.is_lock() && !entry.is_erased()) {
+            self.cache.erased_copy();
+        }
+        Ok(Some(tombstone))
+    }
+
+    /// Makes the tombstone of an erasure stay, or takes it back, as the durable store has decided.
+    pub(crate) async fn end_erasure(
+        &self,
+        id: &RecordId,
+        tombstone: &Entry,
+        decision: Result<EraseOutcome, StoreError>,
+    ) -> Result<EraseOutcome, StoreError> {
+        match &decision {
+            Ok(EraseOutcome::Erased) => {
+                if self.cache.put(id, tombstone).await == Put::Unanswered {
+                    let message =
+                        "the record is erased, but the fast store did not confirm its tombstone: try it again";
+                    return Err(StoreError::new(StoreErrorKind::Unavailable, message).indeterminate());
+                }
+            }
+            // It may be erased.
+            Err(error) if error.is_indeterminate() => {}
+            // Clients get the answer again.
+            Ok(_) | Err(_) => self.cache.take_back(id).await,
+        }
+        decision
     }
 
     /// Spawns a background task; `false` at the limit, and outside a runtime.

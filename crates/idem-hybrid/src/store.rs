@@ -163,13 +163,20 @@ impl<D: DurableStore + Operate + ?Sized> Operate for HybridStore<D> {
     }
 
     /// The fast store takes a tombstone first, which no copy of the answer can replace any more. If the fast store does not answer,
-    /// nothing is erased: a copy could still be read.
+    /// nothing is erased: a copy could still be read. If the durable store then refuses the erasure, the tombstone is taken back.
     ///
     /// # Errors
-    /// Also if the fast store does not answer. Clients may get 410 from then on, until the erasure is repeated or refused.
+    /// Also if the fast store does not answer. Clients may get 410 from then on, until the erasure is repeated or the record expires.
+    ///
+    /// # Cancellation safety
+    /// If the future is dropped, clients may get 410 from then on. Repeat the erasure.
     async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
-        self.shared.erase_copy(request).await?;
-        self.shared.decide(self.shared.durable.erase(request)).await
+        let tombstone = self.shared.begin_erasure(request).await?;
+        let decision = self.shared.decide(self.shared.durable.erase(request)).await;
+        match tombstone {
+            Some(tombstone) => self.shared.end_erasure(&request.id, &tombstone, decision).await,
+            None => decision,
+        }
     }
 
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {

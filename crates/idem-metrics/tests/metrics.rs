@@ -121,6 +121,38 @@ async fn operations_beyond_the_limit_share_a_label() {
 }
 
 #[tokio::test]
+async fn engines_of_two_contracts_can_share_an_observer() {
+    let world = World::new();
+    let settings = Settings::new().observer(Arc::new(world.observer().most_operations(NonZeroUsize::new(3).unwrap())));
+    let once = Idempotency::at_most_once(world.store.clone(), settings.clone());
+    let again = Idempotency::at_least_once(world.store.clone(), settings);
+    // Each contract of an operation counts towards the limit.
+    for (key, engine, operation_name) in [
+        ("k1", &once, "POST /1"),
+        ("k2", &again, "POST /1"),
+        ("k3", &again, "POST /2"),
+        ("k4", &again, "POST /3"),
+        ("k5", &once, "POST /2"),
+    ] {
+        run(engine, operation(operation_name, key, b"")).await;
+    }
+    let page = world.page.render();
+    let mut executed: Vec<_> = page.lines().filter(|line| line.contains(r#"outcome="executed""#)).collect();
+    executed.sort_unstable();
+    let counted = |operation: &str, contract: &str| {
+        format!(r#"idem_requests_total{{operation="{operation}",contract="{contract}",outcome="executed"}} 1"#)
+    };
+    let expected = [
+        counted("POST /1", "at-least-once"),
+        counted("POST /1", "at-most-once"),
+        counted("POST /2", "at-least-once"),
+        counted("other", "at-least-once"),
+        counted("other", "at-most-once"),
+    ];
+    assert_eq!(executed, expected);
+}
+
+#[tokio::test]
 async fn gauges_follow_the_engine() {
     let world = World::new();
     let engine = world.engine(world.observer());

@@ -151,6 +151,7 @@ pub(crate) fn may_be_the_handlers(error: &sqlx::Error) -> bool {
     !may_be_done(error)
         && !state.starts_with("40")
         && !matches!(state.as_str(), LOCK_NOT_AVAILABLE | CHANGED | SHADOWED)
+        && !is_of_other_record(error)
 }
 
 /// Whether the server may take a connection soon: it is not up yet, or has too many at the moment.
@@ -176,10 +177,17 @@ pub(crate) fn is_changed(error: &sqlx::Error) -> bool {
     state(error).is_some_and(|state| state == CHANGED) || is_of_other_record(error)
 }
 
-/// Whether the unique index of the records refused one. Those of partitions have other names, with a time in the middle.
+/// Whether the unique index of the records, or of one of their partitions, refused one.
 fn is_of_other_record(error: &sqlx::Error) -> bool {
     let Some(error) = error.as_database_error().filter(|error| error.is_unique_violation()) else { return false };
-    error.constraint().is_some_and(|name| name.starts_with("idem_records_") && name.ends_with("pkey"))
+    let Some(partition) = error.table().and_then(|table| table.strip_prefix("idem_records")) else { return false };
+    let is_start = |start: &str| !start.is_empty() && start.bytes().all(|byte| byte.is_ascii_digit());
+    matches!(partition, "" | "_first" | "_rest") || partition.strip_prefix('_').is_some_and(is_start)
+}
+
+/// Whether a prepared statement is gone.
+pub(crate) fn is_deallocated(error: &sqlx::Error) -> bool {
+    state(error).is_some_and(|state| state == "26000")
 }
 
 /// Whether the run to settle is no longer part of its transaction.

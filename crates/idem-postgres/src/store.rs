@@ -271,6 +271,9 @@ impl PostgresStore {
     /// No cache then replays what the server no longer has: entries under another identity are not valid. This store keeps the old
     /// identity, so open a new one. All other processes must have stopped, because locks of operations follow from the identity.
     ///
+    /// It counts the other sessions and gives the identity in one transaction, which no process that opens its store passes by. A process
+    /// without a session at that moment is not seen, nor one whose sessions a pooler keeps.
+    ///
     /// # Errors
     /// [`StoreErrorKind::Busy`] while sessions with another `application_name` use the database. [`StoreError`] when the server does
     /// not answer, or the role may not update `idem_identity`.

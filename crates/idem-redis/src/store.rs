@@ -156,12 +156,16 @@ impl Operate for RedisStore {
         self.verb("resolve", &request.id, self.shared.replicas).resolve(request).await
     }
 
-    /// The notes come first: if the process dies in between, the erasure can be repeated as it was.
+    /// The record comes first, so that a refused erasure leaves the notes as they are. In a Cluster both can be on different servers.
+    ///
+    /// # Errors
+    /// If the notes do not answer, the error is indeterminate: the record is erased. Repeat the same request.
     async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
-        if let Some(principal) = request.principal.as_deref() {
-            self.erase_from_notes(&request.id, principal).await?;
+        let outcome = self.verb("erase", &request.id, self.shared.replicas).erase(request).await?;
+        if let (EraseOutcome::Erased, Some(principal)) = (outcome, request.principal.as_deref()) {
+            self.erase_from_notes(&request.id, principal).await.map_err(StoreError::indeterminate)?;
         }
-        self.verb("erase", &request.id, self.shared.replicas).erase(request).await
+        Ok(outcome)
     }
 
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {

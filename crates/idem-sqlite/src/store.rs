@@ -26,7 +26,7 @@ use crate::permits::TransactionPermits;
 use crate::reader::Readers;
 use crate::row::{load_origin, load_part, repair};
 use crate::transaction::SqliteTransaction;
-use crate::writer::{Verb, Writer, misanswered, transitions};
+use crate::writer::{Verb, Writer, erase_for_good, misanswered, transitions};
 
 /// Connections for the store's upkeep: purges and health checks.
 const UPKEEP: u32 = 2;
@@ -157,7 +157,8 @@ impl SqliteStore {
     /// Gives the records a new random identity, after the file was replaced by an older copy.
     ///
     /// No cache then replays what the file no longer has: entries under another identity are not valid. This store and those of other
-    /// processes keep the old identity until they are opened again.
+    /// processes keep the old identity until they are opened again. Nothing checks whether other processes use the file: stop them
+    /// first.
     ///
     /// # Errors
     /// [`StoreError`] when the file cannot be written.
@@ -403,13 +404,23 @@ impl Operate for SqliteStore {
     }
 
     /// The notes come first: if the process dies in between, the record still has its principal and can be found.
+    ///
+    /// What is erased is overwritten (`PRAGMA secure_delete`). The write-ahead log keeps earlier pages until a checkpoint has copied it
+    /// and it begins anew. Free pages may keep a long checkpoint that an earlier step has replaced, until `VACUUM`.
     async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
         if let Some(principal) = request.principal.as_deref().filter(|principal| !principal.is_empty()) {
             let record = self.peek(&request.id).await?;
             if machine::erase(record.as_ref(), request, self.clock.now()).1 == EraseOutcome::Erased {
                 let query = sqlx::query("UPDATE main.idem_repairs SET reason = replace(reason, ?, ?) WHERE record = ?");
                 let query = query.bind(principal).bind(RepairNote::ERASED).bind(request.id.as_bytes().as_slice());
-                query.execute(&self.upkeep).await.map_err(|error| store_error("erase from the notes", error))?;
+                let erased = async {
+                    let mut connection = self.upkeep.acquire().await?;
+                    // The setting would make each further write dearer.
+                    connection.close_on_drop();
+                    erase_for_good(&mut connection).await?;
+                    query.execute(&mut *connection).await
+                };
+                erased.await.map_err(|error| store_error("erase from the notes", error))?;
             }
         }
         match self.writer.run(Verb::Erase(request.clone())).await? {

@@ -204,10 +204,20 @@ impl Task {
             None => self.options.connect().await.map_err(|error| store_error("open the database", error))?,
         };
         let verbs: Vec<_> = batch.iter().map(|job| job.verb.command()).collect();
+        let erases = batch.iter().any(|job| matches!(job.verb, Verb::Erase(_)));
+        if erases {
+            erase_for_good(&mut connection).await.map_err(|error| store_error("prepare an erasure", error))?;
+        }
         let answers = transitions(&mut connection, "BEGIN IMMEDIATE;", &verbs, self.clock.as_ref(), "COMMIT").await?;
-        self.connection = Some(connection);
+        // The setting would make each further write dearer.
+        self.connection = Some(connection).filter(|_| !erases);
         Ok(answers)
     }
+}
+
+/// Makes this connection overwrite what it removes or replaces. It would make each further write dearer: do not keep the connection.
+pub(crate) async fn erase_for_good(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("PRAGMA main.secure_delete = ON").execute(connection).await.map(drop)
 }
 
 /// Runs verbs through the state machine, one after another, on rows that are read and written once. That takes two exchanges

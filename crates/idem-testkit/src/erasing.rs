@@ -112,6 +112,29 @@ pub async fn an_erasure_is_fenced_and_can_be_repeated(subject: &Subject) {
     assert_eq!(subject.peek(&absent.id).await, None);
 }
 
+/// A refused erasure changes nothing, so that what is left of the record can still be found and explained.
+pub async fn a_refused_erasure_leaves_the_notes(subject: &Subject) {
+    let store = operate(subject);
+    let request = request();
+    let lease = subject.lease(&request).await;
+    let live = Erase { principal: Some("erin o'neill".into()), ..erasing(subject, &request.id).await };
+    let note = RepairNote {
+        action: OwnerToken::random(),
+        record: request.id,
+        actor: "an operator".into(),
+        reason: "asked by erin o'neill's bank".into(),
+        resolution: "completed".into(),
+        outcome: Some("resolved".into()),
+    };
+    store.note(&note).await.expect("note: the store could not answer");
+    assert_eq!(erased(subject, &live).await, EraseOutcome::Live);
+    subject.settle(&lease, &completed()).await;
+    assert_eq!(erased(subject, &live).await, EraseOutcome::Changed);
+    let repairs = store.repairs(NonZeroU32::new(100).expect("not zero")).await.expect("repairs: no answer");
+    let left: Vec<_> = repairs.iter().map(|repair| &repair.note).filter(|note| note.record == request.id).collect();
+    assert_eq!(left, [&note]);
+}
+
 /// The notes of the record no longer name the principal. Notes of other records stay.
 pub async fn an_erased_principal_leaves_the_notes(subject: &Subject) {
     let store = operate(subject);

@@ -13,7 +13,7 @@ use idem_core::{
 
 use crate::cases::{assert_time, at_once};
 pub use crate::erasing::{
-    an_erased_answer_leaves_a_tombstone, an_erased_principal_leaves_the_notes,
+    a_refused_erasure_leaves_the_notes, an_erased_answer_leaves_a_tombstone, an_erased_principal_leaves_the_notes,
     an_erasure_is_fenced_and_can_be_repeated, what_may_still_run_is_not_erased,
 };
 use crate::fixture::{
@@ -41,6 +41,7 @@ macro_rules! __for_every_resolving_case {
             an_erased_answer_leaves_a_tombstone
             what_may_still_run_is_not_erased
             an_erasure_is_fenced_and_can_be_repeated
+            a_refused_erasure_leaves_the_notes
             an_erased_principal_leaves_the_notes
         }
     };

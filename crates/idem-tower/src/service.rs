@@ -153,6 +153,7 @@ async fn conclude<F: Framework>(
     }
     let mut data = Data::of(&mut body);
     let (Conclusion { value: chunks, disposition, retention }, captured) = capture.read(&mut data).await?;
+    head.headers.remove(policy.replay_header_name());
     head.headers.remove(RETENTION_HEADER);
     if let Some(seconds) = stated.seconds(is_protected, &disposition, retention) {
         head.headers.insert(RETENTION_HEADER, seconds.into());

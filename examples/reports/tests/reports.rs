@@ -1,6 +1,8 @@
 //! The program with its clients: on each store, across restarts and kills.
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
+mod client;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -51,7 +53,7 @@ impl Answer {
 impl Place {
     fn new(url: &str) -> Self {
         let schema = Schema::new();
-        let args = ["--store", url, "--schema", &schema.name, "--listen", "127.0.0.1:0", "--lease-ms", "1000"];
+        let args = ["--store", url, "--schema", &schema.name, "--lease-ms", "1000"];
         let args = args.map(str::to_owned).into();
         Self { args, folder: TempDir::new().unwrap(), _schema: schema }
     }
@@ -65,8 +67,13 @@ impl Place {
     }
 
     fn start(&self, more: &[&str]) -> Program {
+        self.start_at("127.0.0.1:0", more)
+    }
+
+    fn start_at(&self, address: &str, more: &[&str]) -> Program {
         let mut process = Command::new(env!("CARGO_BIN_EXE_reports"))
             .args(&self.args)
+            .args(["--listen", address])
             .args(more)
             .current_dir(&self.folder)
             .stdout(Stdio::piped())

@@ -48,13 +48,22 @@ impl Broker {
 
     /// Kills it, and starts it again after a while.
     pub(crate) fn crash(&mut self, pause: Duration) -> Result<(), Error> {
+        self.kill()?;
+        std::thread::sleep(pause);
+        self.start_again()
+    }
+
+    pub(crate) fn kill(&mut self) -> Result<(), Error> {
         match &mut self.server {
             Server::Nats(server) => server.kill()?,
             Server::RabbitMq(server) => server.kill()?,
             Server::Redis(server) => server.kill()?,
             Server::KafkaMock(cluster) => (1..=KAFKA_BROKERS).try_for_each(|broker| cluster.broker_down(broker))?,
         }
-        std::thread::sleep(pause);
+        Ok(())
+    }
+
+    pub(crate) fn start_again(&mut self) -> Result<(), Error> {
         match &mut self.server {
             Server::Nats(server) => server.start_again()?,
             Server::RabbitMq(server) => server.start_again()?,

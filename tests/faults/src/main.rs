@@ -7,6 +7,7 @@ mod jobs;
 mod messages;
 mod process;
 mod service;
+mod system;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,12 +34,15 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, Parser)]
 #[command(bin_name = "cargo xtask faults")]
 struct Options {
-    /// Total duration in minutes, shared by all cells.
-    #[arg(long, default_value_t = 30.0)]
-    minutes: f64,
+    /// Total duration in minutes, shared by all cells. Default: 30, or 15 from end to end.
+    #[arg(long)]
+    minutes: Option<f64>,
     /// Seed of all faults and clients. The same seed gives the same schedule of faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Runs clients with journals, services, workers, relays and a consumer together, and no cells.
+    #[arg(long, conflicts_with_all = ["cell", "jobs", "messages", "clients"])]
+    end_to_end: bool,
     /// Runs only this cell, such as postgres/transactional; may be repeated.
     #[arg(long)]
     cell: Vec<String>,
@@ -55,8 +59,8 @@ struct Options {
     #[arg(long)]
     plan: bool,
     /// The example built as its next version; `cargo xtask faults` passes its path.
-    #[arg(long, hide = true)]
-    next: PathBuf,
+    #[arg(long, hide = true, required_unless_present = "end_to_end")]
+    next: Option<PathBuf>,
 }
 
 /// The cell of asynchronous work.
@@ -79,6 +83,10 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> Result<bool, Error> {
+    let minutes = |usual| Duration::from_secs_f64(options.minutes.unwrap_or(usual) * 60.0);
+    if options.end_to_end {
+        return system::run(minutes(15.0), options.seed, options.plan).await;
+    }
     let is_chosen = |cell: &Cell| options.cell.is_empty() || options.cell.contains(&cell.name());
     let cells: Vec<Cell> = Cell::ALL.into_iter().filter(is_chosen).collect();
     let has_jobs = options.cell.is_empty() || options.cell.iter().any(|cell| cell == JOBS);
@@ -92,7 +100,7 @@ async fn run(options: &Options) -> Result<bool, Error> {
     }
     let mut passed = true;
     let mut all = Vec::new();
-    let total = Duration::from_secs_f64(options.minutes * 60.0);
+    let total = minutes(30.0);
     let kinds: BTreeSet<Kind> =
         cells.iter().flat_map(|cell| cell.kinds().into_iter().chain(cell.long_stalls())).collect();
     for Share { cell, lasts, mut planned } in plan(&cells, options.seed, total, LEASE, SERVICES) {
@@ -144,10 +152,11 @@ struct Found {
 }
 
 async fn try_cell(options: &Options, cell: Cell, planned: &[Planned], lasts: Duration) -> Result<Found, Error> {
+    let next = options.next.as_deref().ok_or("--next is missing; run this by `cargo xtask faults`")?;
     let mut servers = Servers::start(cell).await?;
     let mut services = Vec::new();
     for number in 0..SERVICES {
-        services.push(Service::start(cell, number, servers.ports(), servers.folder.path(), &options.next).await?);
+        services.push(Service::start(cell, number, servers.ports(), servers.folder.path(), next).await?);
     }
     servers.open_accounts(cell).await?;
     let world = Arc::new(World::new(&services));

@@ -77,7 +77,7 @@ impl Process {
     }
 
     /// Whether it has ended by itself.
-    fn has_died(&mut self) -> Result<bool, Error> {
+    pub(crate) fn has_died(&mut self) -> Result<bool, Error> {
         Ok(match &mut self.process {
             Some(process) => process.try_wait()?.is_some(),
             None => true,

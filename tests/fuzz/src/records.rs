@@ -120,7 +120,11 @@ fn nearly<const LENGTH: usize>(input: &mut Unstructured<'_>) -> Result<Vec<u8>> 
 pub(crate) fn are_a_record(flat: &FlatRecord) -> bool {
     let is_running = flat.lease_until.is_some()
         && flat.acquisition.is_some_and(|number| (1..=4).contains(&number))
-        && flat.takeover.is_some_and(|number| (1..=3).contains(&number));
+        && flat.takeover.is_some_and(|number| (1..=3).contains(&number))
+        && flat.lease_until <= Some(flat.expires_at)
+        && (flat.not_before, flat.status) == (None, None)
+        && flat.headers.is_none()
+        && flat.body.is_none();
     let has_ended = flat.status.is_some_and(|status| (0..=65_535).contains(&status))
         && flat.headers.as_deref().is_some_and(|headers| trace_and_fields(headers).is_some());
     flat.format == 1

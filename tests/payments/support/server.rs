@@ -7,6 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
 use idem_servers::PgBouncer;
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection};
 use tempfile::TempDir;
 
 use super::postgres::Schemas;
@@ -202,6 +204,17 @@ impl Server {
     /// The database that holds the records.
     pub(crate) fn store(&self) -> PathBuf {
         self.folder.path().join("payments.db")
+    }
+
+    /// Gives all records of a server on SQLite the format of a later version, as if this one followed a rollback.
+    pub(crate) fn make_records_unreadable(&self) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let options = SqliteConnectOptions::new().filename(self.store());
+            let mut connection = options.connect().await.unwrap();
+            sqlx::raw_sql("UPDATE idem_records SET format = 2").execute(&mut connection).await.unwrap();
+            connection.close().await.unwrap();
+        });
     }
 
     /// The arguments by which the program `idem` finds its records.

@@ -56,6 +56,10 @@ pub(super) const SUITES: &[Suite] = &[
     suite("axum", "idem-axum", Test("layer"), &[]),
     suite("tower", "idem-tower", Test("hyper"), &[]),
     suite("actix", "idem-actix", Test("layer"), &[]),
+    suite("encryption", "idem-encryption", Test("store"), &["binding::"]),
+    suite("console", "idem-console", Test("console"), &["attacks::"]),
+    suite("audit", "idem-audit", Test("audit"), &[]),
+    suite("sqlite-erasing", "idem-sqlite", Test("store"), &["erasing::"]),
     suite("sqlite-engine", "idem-sqlite", Test("store"), &["engine::"]),
     suite("sqlite-steps", "idem-sqlite", Test("store"), &["steps::"]),
     suite("sqlite-shadows", "idem-sqlite", Test("store"), &["shadows::"]),
@@ -149,6 +153,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("hybrid-transactions", "idem-hybrid", Test("store"), &["transactions::a_run_that_its_handler_settled"]),
     suite("hybrid-cache", "idem-hybrid", Test("store"), &["cache::"]),
     suite("hybrid-lies", "idem-hybrid", Test("store"), &["lies::"]),
+    suite("hybrid-erasing", "idem-hybrid", Test("store"), &["erasing::"]),
     suite(
         "jobs",
         "idem-jobs",

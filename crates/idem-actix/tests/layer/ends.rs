@@ -148,23 +148,25 @@ async fn a_response_can_say_how_it_is_settled() {
 }
 
 #[actix_web::test]
-async fn an_answer_states_the_retention_of_its_record() {
+async fn an_answer_states_the_retention_of_its_record_and_is_no_replay() {
     let runs = Runs::default();
     let handler = {
         let runs = runs.clone();
         move || {
             let mut response = runs.answer();
             response.extensions_mut().insert(ResponseDirectives::new().retain_for(Duration::from_secs(3600)));
-            // An upstream server's does not count.
-            let upstream = ("idempotency-retention", "5");
-            response.headers_mut().insert(upstream.0.try_into().unwrap(), upstream.1.parse().unwrap());
+            // An upstream server's do not count.
+            for (name, value) in [("idempotency-retention", "5"), ("idempotency-replayed", "true")] {
+                response.headers_mut().insert(name.try_into().unwrap(), value.parse().unwrap());
+            }
             std::future::ready(response)
         }
     };
     let app = init_service(App::new().wrap(at_most_once()).route("/p", web::post().to(handler))).await;
     let first = send(&app, post("/p", "k")).await;
-    assert_eq!(first.header("idempotency-retention"), Some("3600"));
-    assert_eq!(send(&app, post("/p", "k")).await.header("idempotency-retention"), None);
+    assert_eq!((first.header("idempotency-retention"), first.is_replay()), (Some("3600"), false));
+    let again = send(&app, post("/p", "k")).await;
+    assert_eq!((again.header("idempotency-retention"), again.is_replay()), (None, true));
 }
 
 /// A worker that stops drops its tasks. The engine runs elsewhere, and settles what they left.

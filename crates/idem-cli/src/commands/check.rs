@@ -29,7 +29,7 @@ pub(crate) async fn run(options: &StoreOptions, json: bool) -> Result<Ended, Box
     }
     Ok(match lines.iter().map(|(level, ..)| *level).max() {
         Some(Level::Unusable) => Ended::Unusable,
-        Some(Level::Weak) => Ended::Weak,
+        Some(Level::Weak | Level::Unknown) => Ended::Weak,
         Some(Level::Ok) | None => Ended::Done,
     })
 }
@@ -75,6 +75,7 @@ fn clock(store: i64) -> Line {
 fn label(level: Level) -> &'static str {
     match level {
         Level::Ok => "ok",
+        Level::Unknown => "unknown",
         Level::Weak => "weak",
         Level::Unusable => "unusable",
     }

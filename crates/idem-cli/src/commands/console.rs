@@ -19,6 +19,7 @@ use idem_console::{Access, Console, Permissions};
 use idem_core::{Inspect, Operate, OwnerToken};
 
 use crate::Ended;
+use crate::commands::sealed;
 use crate::output::{say, token};
 use crate::store::Store;
 
@@ -31,6 +32,9 @@ pub(crate) struct Options {
     /// Permits no repairs.
     #[arg(long)]
     read_only: bool,
+    /// With --keys: permits repairs although no record proves that the primary key is that of the application.
+    #[arg(long)]
+    dangerous_unverified_key: bool,
     /// Permits showing header values and bodies of stored answers. They may hold secrets.
     #[arg(long)]
     answers: bool,
@@ -53,6 +57,10 @@ pub(crate) async fn run(store: Box<dyn Store>, options: &Options) -> Result<Ende
     if !options.listen.ip().is_loopback() {
         let advice = "mount the crate idem-console behind the login of your application instead";
         return Err(format!("{} can be reached from other machines; {advice}", options.listen).into());
+    }
+    if !options.read_only {
+        let readable = sealed::expect_readable(&*store, None, options.dangerous_unverified_key).await;
+        readable.map_err(|error| format!("{error}; or give --read-only"))?;
     }
     let permissions = Permissions::read_only(&options.actor);
     let permissions = if options.answers { permissions.and_answers() } else { permissions };

@@ -1,14 +1,18 @@
 //! `idem erase`.
 
 use std::error::Error;
+use std::ops::ControlFlow;
 
 use clap::Args;
-use idem_core::{Erase, EraseOutcome, OwnerToken, PartSize, RecordFilter, RecordId, RecordSummary, erase, machine};
+use idem_core::{
+    Erase, EraseOutcome, Inspection, OwnerToken, RecordFilter, RecordId, RecordSummary, StoreErrorKind, erase, machine,
+};
 use serde_json::json;
 
 use crate::commands::confirm::confirmed;
-use crate::output::{Progress, row, say, say_json, token};
-use crate::store::Store;
+use crate::commands::scan::scan;
+use crate::output::{row, say, say_json, token};
+use crate::store::{Copies, Store};
 use crate::{Ended, with_causes};
 
 /// What to erase, and why.
@@ -29,6 +33,9 @@ pub(crate) struct Options {
     /// Who erases it. Default: the user of this machine.
     #[arg(long, env = "USER", default_value = "unknown")]
     actor: String,
+    /// The application has no Redis in front of this store, so there are no copies to erase.
+    #[arg(long)]
+    no_front: bool,
     /// Does not ask.
     #[arg(long)]
     yes: bool,
@@ -39,6 +46,13 @@ pub(crate) struct Options {
 
 /// How often an erasure is tried whose answer is lost. It may be repeated, because its action stays the same.
 const TRIES: u32 = 3;
+
+/// What an erasure would do.
+struct Plan {
+    erasable: Vec<Erase>,
+    /// Records that would not be erased, or cannot be read.
+    left: u64,
+}
 
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
     if options.reason.trim().is_empty() {
@@ -53,107 +67,162 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
     if json && !options.yes && !options.dry_run {
         return Err("--json does not ask: give --yes, or --dry-run".into());
     }
-    let mut planned = Vec::new();
-    for id in selected(store, options).await? {
-        planned.extend(plan(store, id, options, json).await?);
-    }
-    let erasable = planned.iter().filter(|(_, outcome)| *outcome == EraseOutcome::Erased).count();
-    let mut left = planned.len() - erasable;
-    if planned.is_empty() {
+    expect_front(store, options)?;
+    let Some(plan) = plan(store, options, json).await? else {
         eprintln!("there is no such record; an expired one goes with the purge");
         return Ok(Ended::Unchanged);
-    }
+    };
+    let Plan { erasable, mut left } = plan;
     if options.dry_run {
         if !json {
-            say(&format!("{erasable} would be erased, {left} not; nothing was changed: --dry-run"));
+            say(&format!("{} would be erased, {left} not; nothing was changed: --dry-run", erasable.len()));
         }
         return Ok(if left == 0 { Ended::Done } else { Ended::Unchanged });
     }
-    if erasable > 0 && !options.yes && !confirmed("give --yes")? {
+    if !erasable.is_empty() && !options.yes && !confirmed("give --yes")? {
         eprintln!("nothing was changed");
         return Ok(Ended::Unchanged);
     }
-    for (request, outcome) in planned.iter().filter(|(_, outcome)| *outcome == EraseOutcome::Erased) {
-        let outcome = match erased(store, request, options).await? {
-            EraseOutcome::Erased => *outcome,
-            other => {
-                left += 1;
-                other
-            }
-        };
+    let mut done = 0;
+    for request in &erasable {
+        let outcome = erased(store, request, options).await.inspect_err(|_| {
+            eprintln!("{done} records were erased before this error, {left} were left, and the others were not tried");
+        })?;
+        match outcome {
+            EraseOutcome::Erased => done += 1,
+            _ => left += 1,
+        }
         report(&request.id, outcome, json);
     }
     if !json {
-        say(&format!("{} erased, {left} not", planned.len() - left));
+        say(&format!("{done} erased, {left} not"));
+    }
+    for line in copies_lines(store, done) {
+        if json { eprintln!("{line}") } else { say(&line) }
     }
     Ok(if left == 0 { Ended::Done } else { Ended::Unchanged })
 }
 
-/// The ids of the selected records. A record that is made meanwhile may be missed.
-async fn selected(store: &dyn Store, options: &Options) -> Result<Vec<RecordId>, Box<dyn Error>> {
+/// Refuses to leave a copy in Redis unnoticed: a durable store does not know whether there is one in front of it.
+fn expect_front(store: &dyn Store, options: &Options) -> Result<(), Box<dyn Error>> {
+    match store.copies() {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        Copies::NotKnown if !options.no_front && !options.dry_run => {
+            Err("the application may keep copies of these answers in Redis, by idem-hybrid, and they would stay readable: give \
+                 --front URL and its --key-prefix, or --no-front if there is none"
+                .into())
+        }
+        Copies::InFront { .. } if options.no_front => {
+            Err("--no-front contradicts --front (or IDEM_FRONT): give one of them".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What has become of copies of so many erased records.
+fn copies_lines(store: &dyn Store, done: u64) -> Vec<String> {
+    match store.copies() {
+        _ if done == 0 => Vec::new(),
+        Copies::None => Vec::new(),
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        Copies::NotKnown => {
+            vec!["not erased: copies in a Redis in front of the store, if there is one (--no-front)".to_owned()]
+        }
+        Copies::InFront { erased } => {
+            let mut lines =
+                vec![format!("{erased} of {done} records had a copy in the Redis of --front; it is erased")];
+            if erased == 0 {
+                lines.push(
+                    "not erased: copies in another Redis, or under another --key-prefix; compare both with the application"
+                        .to_owned(),
+                );
+            }
+            lines
+        }
+    }
+}
+
+/// Shows the selected records, and what would happen to each. `None` if there are none.
+async fn plan(store: &dyn Store, options: &Options, json: bool) -> Result<Option<Plan>, Box<dyn Error>> {
+    let (ids, unreadable) = selected(store, options).await?;
+    let mut plan = Plan { erasable: Vec::new(), left: unreadable };
+    for id in ids {
+        // An erasure needs no key, so a record that does not open is erased too.
+        let inspected = store.encrypted().map_or(store, |encrypted| &**encrypted.inner()).inspect(&id).await;
+        match inspected {
+            Ok(inspection) => plan.add(id, &inspection, options, json)?,
+            Err(error) if error.kind() == StoreErrorKind::Corrupt => {
+                let text = format!("it cannot be read, and is not erased: {}", with_causes(&error));
+                match json {
+                    true => say_json(&json!({ "id": id.to_string(), "erased": false, "text": text })),
+                    false => say(&format!("{id}  {text}")),
+                }
+                plan.left += 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Some(plan).filter(|plan| !plan.erasable.is_empty() || plan.left > 0))
+}
+
+/// The ids of the selected records, and how many others cannot be read. A record that is made meanwhile may be missed.
+async fn selected(store: &dyn Store, options: &Options) -> Result<(Vec<RecordId>, u64), Box<dyn Error>> {
     if let Some(id) = options.id {
-        return Ok(vec![id]);
+        return Ok((vec![id], 0));
     }
     let (principal, namespace) = (options.principal.clone(), options.namespace.clone());
     let filter = RecordFilter { principal, namespace, ..RecordFilter::default() };
-    let (mut ids, mut from, mut part, mut scanned, mut unreadable) = (Vec::new(), None, PartSize::new(), 0, 0);
-    let progress = Progress::start("reading records");
-    loop {
-        let page = match store.list(&filter, from.as_ref(), part.get()).await {
-            Ok(page) => page,
-            Err(error) => {
-                part.shrink(error)?;
-                continue;
-            }
-        };
-        scanned += page.scanned;
-        unreadable += page.unreadable;
-        progress.show(scanned, page.progress);
+    let mut ids = Vec::new();
+    let scanned = scan(store, &filter, async |_, page| {
         ids.extend(page.records.iter().map(|record| record.id));
-        match page.next {
-            Some(next) => from = Some(next),
-            None => break,
-        }
-    }
-    progress.end();
-    if unreadable > 0 {
-        return Err(
-            format!("{unreadable} records cannot be read, and may be of this principal; nothing was changed").into()
+        Ok(ControlFlow::Continue(()))
+    })
+    .await?;
+    if scanned.unreadable > 0 {
+        eprintln!(
+            "{} records cannot be read, and may be of this principal; they are not erased. The log names their ids",
+            scanned.unreadable
         );
     }
-    Ok(ids)
+    Ok((ids, scanned.unreadable))
 }
 
-/// Shows a record, and says what an erasure would do. `None` if the record is gone.
-async fn plan(
-    store: &dyn Store,
-    id: RecordId,
-    options: &Options,
-    json: bool,
-) -> Result<Option<(Erase, EraseOutcome)>, Box<dyn Error>> {
-    let inspection = store.inspect(&id).await?;
-    let Some(record) = &inspection.record else { return Ok(None) };
-    let kept = inspection.origin.as_ref().and_then(|origin| origin.scope.principal());
-    // By its id, a record can be of any person. It has none any more if it was erased before.
-    let principal = options.principal.as_deref().or(kept.filter(|principal| !principal.is_empty()));
-    if let Some(principal) = principal {
-        unnamed(options, principal)?;
+impl Plan {
+    /// Shows a record, and says what an erasure would do. A record that is gone does not count.
+    fn add(
+        &mut self,
+        id: RecordId,
+        inspection: &Inspection,
+        options: &Options,
+        json: bool,
+    ) -> Result<(), Box<dyn Error>> {
+        let Some(record) = &inspection.record else { return Ok(()) };
+        let kept = inspection.origin.as_ref().and_then(|origin| origin.scope.principal());
+        // By its id, a record can be of any person. It has none any more if it was erased before.
+        let principal = options.principal.as_deref().or(kept.filter(|principal| !principal.is_empty()));
+        if let Some(principal) = principal {
+            unnamed(options, principal)?;
+        }
+        let principal = principal.map(Into::into);
+        let request = Erase { id, action: OwnerToken::random(), seen: record.version(), principal };
+        let outcome = match inspection.runs_in_transaction {
+            true => EraseOutcome::Live,
+            false => machine::erase(Some(record), &request, inspection.now).1,
+        };
+        if !json {
+            say(&row(&RecordSummary::new(id, inspection.origin.clone(), record), inspection.now));
+        }
+        if outcome == EraseOutcome::Erased {
+            self.erasable.push(request);
+            if json && options.dry_run {
+                say_json(&json!({ "id": id.to_string(), "erased": false, "text": "it would be erased" }));
+            }
+        } else {
+            self.left += 1;
+            report(&id, outcome, json);
+        }
+        Ok(())
     }
-    let principal = principal.map(Into::into);
-    let request = Erase { id, action: OwnerToken::random(), seen: record.version(), principal };
-    let outcome = match inspection.runs_in_transaction {
-        true => EraseOutcome::Live,
-        false => machine::erase(Some(record), &request, inspection.now).1,
-    };
-    if !json {
-        say(&row(&RecordSummary::new(id, inspection.origin.clone(), record), inspection.now));
-    }
-    if outcome != EraseOutcome::Erased {
-        report(&id, outcome, json);
-    } else if json && options.dry_run {
-        say_json(&json!({ "id": id.to_string(), "erased": false, "text": "it would be erased" }));
-    }
-    Ok(Some((request, outcome)))
 }
 
 /// Refuses a reason that names the person: it stays.

@@ -1,13 +1,15 @@
 //! `idem list`.
 
 use std::error::Error;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use clap::Args;
-use idem_core::{PartSize, RecordFilter, StateName};
+use idem_core::{RecordFilter, StateName};
 
 use crate::Ended;
-use crate::output::{Progress, row, say, say_json, summary_json};
+use crate::commands::scan::scan;
+use crate::output::{row, say, say_json, summary_json};
 use crate::store::Store;
 
 /// Which records.
@@ -45,22 +47,10 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         principal: options.principal.clone(),
         operation: options.operation.clone(),
     };
-    let (mut listed, mut scanned, mut unreadable, mut from) = (0, 0, 0, None);
-    let mut part = PartSize::new();
-    let progress = Progress::start("reading records");
-    loop {
-        let page = match store.list(&filter, from.as_ref(), part.get()).await {
-            Ok(page) => page,
-            Err(error) => {
-                part.shrink(error)?;
-                continue;
-            }
-        };
-        scanned += page.scanned;
-        unreadable += page.unreadable;
-        progress.show(scanned, page.progress);
+    let (mut listed, mut is_full) = (0, false);
+    let scanned = scan(store, &filter, async |progress, page| {
         let left = options.limit - listed;
-        let is_full = page.records.len() > left;
+        is_full = page.records.len() > left;
         for record in page.records.iter().take(left) {
             progress.print(|| match json {
                 true => say_json(&summary_json(record, page.now)),
@@ -68,24 +58,15 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
             });
             listed += 1;
         }
-        if is_full {
-            progress.end();
-            eprintln!("there are more; see --limit");
-            break;
-        }
-        match page.next {
-            Some(next) => from = Some(next),
-            None => {
-                progress.end();
-                break;
-            }
-        }
+        Ok(if is_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })
+    .await?;
+    if is_full {
+        eprintln!("there are more; see --limit");
     }
     if listed == 0 && !json {
-        eprintln!("no record is selected; {scanned} were read");
+        eprintln!("no record is selected; {} were read", scanned.records);
     }
-    if unreadable > 0 {
-        eprintln!("{unreadable} records cannot be read, perhaps because a newer version wrote them");
-    }
+    scanned.report_unreadable();
     Ok(Ended::Done)
 }

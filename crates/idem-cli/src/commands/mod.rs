@@ -13,6 +13,7 @@ pub(crate) mod parked;
 pub(crate) mod purge;
 pub(crate) mod repairs;
 pub(crate) mod resolve;
+mod scan;
 mod sealed;
 pub(crate) mod show;
 pub(crate) mod stats;

@@ -86,7 +86,7 @@ async fn replay(
     dry_run: bool,
     json: bool,
 ) -> Result<Ended, Box<dyn Error>> {
-    let (mut requested, mut found, mut last) = (0_u64, Vec::new(), None);
+    let (mut requested, mut found, mut gone, mut last) = (0_u64, Vec::new(), Vec::new(), None);
     loop {
         let messages = parking.list(subscriber, false, last.as_ref(), PART).await?;
         for parked in &messages {
@@ -94,11 +94,14 @@ async fn replay(
             if wanted.is_some_and(|wanted| !wanted.contains(id)) {
                 continue;
             }
-            found.push(id.clone());
             show(parked, json);
-            if !dry_run && !parked.is_requested {
-                let key = parked.message.parking_key();
-                requested += u64::from(parking.request_replay(subscriber, &key).await?);
+            found.push(id.clone());
+            if dry_run || parked.is_requested {
+                continue;
+            }
+            match parking.request_replay(subscriber, &parked.message.parking_key()).await? {
+                true => requested += 1,
+                false => gone.push(id.clone()),
             }
         }
         let is_end = messages.len() < PART.get() as usize;
@@ -109,11 +112,13 @@ async fn replay(
     }
     let missing: Vec<_> = wanted.unwrap_or_default().iter().filter(|id| !found.contains(id)).collect();
     missing.iter().for_each(|id| eprintln!("not parked: {}", printable(id)));
+    gone.iter().for_each(|id| eprintln!("not parked any more, or requested by another command: {}", printable(id)));
+    let (parked, gone) = (found.len() - gone.len(), gone.len());
     match json {
-        true => say_json(&json!({ "found": found.len(), "requested": requested })),
-        false => say(&format!("{} parked, {requested} replays requested", found.len())),
+        true => say_json(&json!({ "found": parked, "requested": requested, "gone": gone })),
+        false => say(&format!("{parked} parked, {requested} replays requested")),
     }
-    Ok(if missing.is_empty() { Ended::Done } else { Ended::Unchanged })
+    Ok(if missing.is_empty() && gone == 0 { Ended::Done } else { Ended::Unchanged })
 }
 
 fn show(parked: &ParkedMessage, json: bool) {

@@ -108,6 +108,9 @@ struct Action {
     /// Shows the record and what would happen, and changes nothing.
     #[arg(long)]
     dry_run: bool,
+    /// With --keys: seals the answer although no record proves that the primary key is that of the application.
+    #[arg(long)]
+    dangerous_unverified_key: bool,
 }
 
 /// The answer that repeats get.
@@ -175,8 +178,8 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         without_record(id, &inspection, json);
         return Ok(Ended::Unchanged);
     };
-    if resolution != Resolution::OutcomeUnknown && !store.has_keys() && sealed::is_encrypted(store, record).await {
-        return Err(sealed::ADVICE.into());
+    if resolution != Resolution::OutcomeUnknown {
+        sealed::expect_readable(store, Some(id), action.dangerous_unverified_key).await?;
     }
     let seen = action.seen.unwrap_or_else(|| record.version());
     let request = Resolve { id, action: OwnerToken::random(), seen, resolution, retention: action.retention };

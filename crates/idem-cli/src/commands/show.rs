@@ -11,7 +11,7 @@ use idem_core::{
 use serde_json::{Value, json};
 
 use crate::Ended;
-use crate::output::{age, printable, say, say_json, summary_json, token};
+use crate::output::{printable, say, say_json, summary_json, token};
 use crate::store::Store;
 
 /// Which record.
@@ -117,9 +117,9 @@ pub(crate) fn explained(id: RecordId, record: &Record, inspection: &Inspection, 
         lines.push(format!("checkpoint  {} ({sequence}, {bytes} bytes)", printable(&checkpoint.name)));
     }
     for (name, time) in [("made", summary.created_at), ("changed", summary.updated_at)] {
-        lines.push(format!("{name:<12}{time}, {} ago", age(now, time)));
+        lines.push(format!("{name:<12}{time}, {} ago", now.age_since(time)));
     }
-    lines.push(format!("expires     {}, in {}", summary.expires_at, age(summary.expires_at, now)));
+    lines.push(format!("expires     {}, in {}", summary.expires_at, summary.expires_at.age_since(now)));
     if let Some(response) = response_of(record) {
         lines.extend(answer_lines(response, answer));
     }
@@ -135,8 +135,11 @@ fn deadline(state: RecordState, now: Timestamp) -> Option<String> {
         RecordState::Retryable { not_before } => ("waits", not_before),
         RecordState::Completed | RecordState::Failed | RecordState::OutcomeUnknown => return None,
     };
-    let left =
-        if now < until { format!("ends in {}", age(until, now)) } else { format!("over for {}", age(now, until)) };
+    let left = if now < until {
+        format!("ends in {}", until.age_since(now))
+    } else {
+        format!("over for {}", now.age_since(until))
+    };
     Some(format!("{name:<12}{left}"))
 }
 

@@ -7,7 +7,7 @@ use idem_core::{PartSize, RecordCounts, Timestamp};
 use serde_json::{Value, json};
 
 use crate::Ended;
-use crate::output::{Progress, age, say, say_json};
+use crate::output::{Progress, say, say_json};
 use crate::store::Store;
 
 /// No options yet.
@@ -71,10 +71,10 @@ pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<En
     }
     say(&format!("{:<18}{:>12}", "bytes of bodies", counts.body_bytes));
     if let Some(oldest) = counts.oldest_in_progress {
-        say(&format!("the oldest record in progress was made {} ago", age(now, oldest)));
+        say(&format!("the oldest record in progress was made {} ago", now.age_since(oldest)));
     }
     if let Some(oldest) = counts.oldest_expired {
-        say(&format!("the oldest expired record has waited {} for the purge", age(now, oldest)));
+        say(&format!("the oldest expired record has waited {} for the purge", now.age_since(oldest)));
     }
     Ok(Ended::Done)
 }

@@ -18,8 +18,12 @@ fn encrypted(file: &File) -> EncryptedStore<SqliteStore> {
 
 /// A file with the key, and who may read it.
 fn keys(file: &File, mode: u32) -> PathBuf {
-    let path = file.folder().join(format!("keys-{mode:o}"));
-    std::fs::write(&path, format!("primary 2 {}\n", "ab".repeat(32))).unwrap();
+    keys_of(file, &format!("keys-{mode:o}"), mode, &format!("primary 2 {}\n", "ab".repeat(32)))
+}
+
+fn keys_of(file: &File, name: &str, mode: u32, text: &str) -> PathBuf {
+    let path = file.folder().join(name);
+    std::fs::write(&path, text).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
     path
 }
@@ -63,7 +67,76 @@ async fn answers_are_opened_and_sealed_with_the_keys() {
     assert!(stored.contains("StoredResponse") && !stored.contains("paid"), "{stored}");
 
     // An erasure needs no key, and its tombstone opens.
-    idem(&file.url, &["erase", "--principal", "acme", "--reason", "GDPR-7", "--yes"]).expect(0);
+    idem(&file.url, &["erase", "--no-front", "--principal", "acme", "--reason", "GDPR-7", "--yes"]).expect(0);
     let AcquireOutcome::Replay(replay) = answer(&store, &done).await else { panic!("it does not run again") };
     assert_eq!((replay.response.status, replay.response.body), (201, StoredBody::NotRetained));
+}
+
+#[tokio::test]
+async fn no_answer_is_sealed_with_a_key_that_no_record_proves() {
+    let file = File::new().await;
+    let store = encrypted(&file);
+    let stuck = crash(&file.store, "stuck", Takeover::Unknown).await;
+    let id = stuck.id.to_string();
+    let (right, other) = ("ab".repeat(32), "cd".repeat(32));
+    let text = [
+        ("right", format!("primary 2 {right}")),
+        ("other-bytes", format!("primary 2 {other}")),
+        ("other-context", format!("primary 2 {right}\ncontext staging")),
+        ("other-id", format!("primary 3 {right}\nold 2 {right}")),
+    ];
+    let run = |name: &str, arguments: &[&str]| {
+        let text = &text.iter().find(|(known, _)| *known == name).unwrap().1;
+        let path = keys_of(&file, name, 0o600, text);
+        idem(&file.url, &[&["--keys", path.to_str().unwrap()], arguments].concat())
+    };
+    let resolve = |name: &str, how: &[&str]| {
+        let shown = run("right", &["--json", "show", &id]).expect(0).json();
+        let seen = shown[0]["version"].as_str().unwrap().to_owned();
+        run(name, &[&["resolve", &*id, "--reason", "r", "--seen", &seen, "--yes"], how].concat())
+    };
+    resolve("other-bytes", &["--as", "unknown"]).expect(0);
+    let completed = ["--as", "completed", "--status", "201", "--header", "location: /paid"];
+    let before = file.store.peek(&stuck.id).await.unwrap();
+    let refused = |name: &str, advice: &str| {
+        let ran = resolve(name, &completed).expect(1);
+        assert!(ran.stderr.contains("nothing was changed") && ran.stderr.contains(advice), "{name}: {}", ran.stderr);
+        let console = run(name, &["console"]).expect(1);
+        assert!(console.stderr.contains(advice) && console.stderr.contains("--read-only"), "{}", console.stderr);
+    };
+    // Nothing is sealed yet, so not even the right key is proven.
+    refused("right", "--dangerous-unverified-key");
+    complete(&store, "done", StoredResponse::new(201, "secret")).await;
+    refused("other-bytes", "does not open under the key 2");
+    refused("other-context", "does not open under the key 2");
+    refused("other-id", "--dangerous-unverified-key");
+    assert_eq!(file.store.peek(&stuck.id).await.unwrap(), before);
+    resolve("right", &completed).expect(0);
+    let AcquireOutcome::Replay(replay) = answer(&store, &stuck).await else { panic!("it is resolved") };
+    assert_eq!(replay.response.status, 201);
+
+    let rotated = crash(&file.store, "rotated", Takeover::Unknown).await;
+    let seen = file.store.peek(&rotated.id).await.unwrap().unwrap().version().to_string();
+    let keyed = |arguments: &[&str]| run("other-id", &[arguments, &["--reason", "r", "--yes"]].concat()).expect(0);
+    let (id, how) = (rotated.id.to_string(), ["--dangerous-unverified-key", "--as", "failed", "--status", "402"]);
+    keyed(&["resolve", &id, "--as", "unknown", "--seen", &seen]);
+    let seen = file.store.peek(&rotated.id).await.unwrap().unwrap().version().to_string();
+    keyed(&[&["resolve", &*id, "--seen", &*seen], &how[..]].concat());
+}
+
+/// An erasure needs no key, so a wrong one ends nothing.
+#[tokio::test]
+async fn a_record_that_does_not_open_is_erased_too() {
+    let file = File::new().await;
+    let store = encrypted(&file);
+    let others = EncryptionConfig::new(Keys::new(7, [7; 32]));
+    let other = EncryptedStore::new(Arc::new(file.store.clone()), others);
+    complete(&store, "first", StoredResponse::new(201, "secret")).await;
+    let lost = complete(&other, "lost", StoredResponse::new(201, "secret")).await;
+    complete(&store, "last", StoredResponse::new(201, "secret")).await;
+    let private = keys(&file, 0o600);
+    let run = |arguments: &[&str]| idem(&file.url, &[&["--keys", private.to_str().unwrap()], arguments].concat());
+    assert!(run(&["show", &lost.id.to_string()]).expect(1).stderr.contains("under the key 7"));
+    let erased = run(&["erase", "--no-front", "--principal", "acme", "--reason", "GDPR-7", "--yes"]).expect(0);
+    assert!(erased.stdout.contains("3 erased, 0 not"), "{}", erased.stdout);
 }

@@ -36,7 +36,7 @@ async fn what_a_person_left_is_erased_but_for_what_may_still_run() {
     let stuck = crash(&file.store, "stuck", Takeover::Rerun).await;
     let running = request("running", Takeover::Rerun, HOUR);
     file.store.acquire(&running).await.unwrap();
-    let erase = |more: &[&str]| idem(&file.url, &[&["erase", "--reason", "GDPR-7"], more].concat());
+    let erase = |more: &[&str]| idem(&file.url, &[&["erase", "--no-front", "--reason", "GDPR-7"], more].concat());
     // Nothing happens without a yes, and the reason stays.
     for (arguments, code, advice) in [
         (vec!["--principal", "acme"], 1, "--yes"),
@@ -74,7 +74,7 @@ async fn what_a_person_left_is_erased_but_for_what_may_still_run() {
         idem(&file.url, &[&fixed[..], how].concat()).expect(0);
     }
     // The record knows its principal.
-    let named = idem(&file.url, &["erase", &id, "--reason", "acme asked", "--yes"]).expect(1);
+    let named = idem(&file.url, &["erase", "--no-front", &id, "--reason", "acme asked", "--yes"]).expect(1);
     assert!(named.stderr.contains("names the principal"), "{}", named.stderr);
     let one = erase(&["--json", &id, "--yes"]).expect(0).json();
     assert_eq!((&one[0]["erased"], &one[0]["id"]), (&true.into(), &(&*id).into()));
@@ -99,18 +99,33 @@ async fn the_copy_in_redis_goes_too_and_nothing_is_erased_without_it() {
     while hybrid.metrics().fast_replays == 0 {
         assert_eq!(body(&hybrid, &done).await, StoredResponse::new(201, "secret").body);
     }
-    let erase = |front: &str| {
-        let options = ["--schema", &schema.name, "--key-prefix", &prefix, "--front", front];
-        idem(&url, &[&options[..], &["erase", "--principal", "acme", "--reason", "GDPR-7", "--yes"]].concat())
+    let erase = |more: &[&str]| {
+        let options = ["--schema", &schema.name, "erase", "--principal", "acme", "--reason", "GDPR-7", "--yes"];
+        idem(&url, &[&options[..], more].concat())
     };
-    let away = erase("redis://127.0.0.1:1").expect(1);
+    let front = idem_servers::redis_url();
+    // The store does not know whether there is a Redis in front of it.
+    let silent = erase(&[]).expect(1);
+    assert!(silent.stderr.contains("--front") && silent.stderr.contains("--no-front"), "{}", silent.stderr);
+    let both = erase(&["--front", &front, "--no-front"]).expect(1);
+    assert!(both.stderr.contains("contradicts"), "{}", both.stderr);
+    let away = erase(&["--key-prefix", &prefix, "--front", "redis://127.0.0.1:1"]).expect(1);
     assert!(away.stderr.contains("may keep a copy; nothing was erased"), "{}", away.stderr);
+    assert!(away.stderr.contains("0 records were erased before this error"), "{}", away.stderr);
     let found = durable.inspect(&done.id).await.unwrap();
     assert_eq!(found.origin.unwrap().scope.principal(), Some("acme"));
-    erase(&idem_servers::redis_url()).expect(0);
+    let erased = erase(&["--key-prefix", &prefix, "--front", &front]).expect(0).stdout;
+    assert!(erased.contains("1 of 1 records had a copy"), "{erased}");
     assert_eq!(body(&hybrid, &done).await, StoredBody::NotRetained, "by the copy");
     assert_eq!(body(&*durable, &done).await, StoredBody::NotRetained);
     assert_eq!(durable.inspect(&done.id).await.unwrap().origin.unwrap().scope.principal(), Some(""));
+    // Under another prefix there is no copy, and the command cannot know why.
+    complete(&hybrid, "other", StoredResponse::new(201, "secret")).await;
+    let elsewhere = erase(&["--key-prefix", "elsewhere:", "--front", &front]).expect(0).stdout;
+    assert!(elsewhere.contains("not erased: copies in another Redis, or under another --key-prefix"), "{elsewhere}");
+    complete(&*durable, "last", StoredResponse::new(201, "secret")).await;
+    let alone = erase(&["--no-front"]).expect(0).stdout;
+    assert!(alone.contains("1 erased, 0 not\nnot erased: copies in a Redis in front"), "{alone}");
 }
 
 #[tokio::test]
@@ -123,6 +138,37 @@ async fn a_record_of_redis_is_erased_by_its_id() {
     let erase = ["erase", "--reason", "GDPR-7", "--yes"];
     let by_principal = run(&[&erase[..], &["--principal", "acme"]].concat()).expect(1);
     assert!(by_principal.stderr.contains("does not keep"), "{}", by_principal.stderr);
+    let front = run(&[&["--front", &*url], &erase[..], &[&done.id.to_string()]].concat()).expect(1);
+    assert!(front.stderr.contains("for a store in Postgres or SQLite"), "{}", front.stderr);
     run(&[&erase[..], &[&done.id.to_string()]].concat()).expect(0);
     assert_eq!(body(&store, &done).await, StoredBody::NotRetained);
+}
+
+/// A damaged record ends no erasure: it is named, and the others are erased.
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_named_and_the_others_are_erased() {
+    let file = File::new().await;
+    let [first, damaged, last] = [
+        complete(&file.store, "first", StoredResponse::new(201, "secret")).await,
+        complete(&file.store, "damaged", StoredResponse::new(201, "secret")).await,
+        complete(&file.store, "last", StoredResponse::new(201, "secret")).await,
+    ];
+    let set = |column: &str, value: &str| {
+        let sql = format!("UPDATE idem_records SET {column} = {value} WHERE id = x'{}'", damaged.id);
+        let pool = sqlx::SqlitePool::connect_lazy(&file.url).unwrap();
+        async move { sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&pool).await.unwrap() }
+    };
+    // It is listed, but its header fields cannot be decoded.
+    set("headers", "x'ff'").await;
+    let erase = ["erase", "--no-front", "--principal", "acme", "--reason", "GDPR-7", "--yes"];
+    let ran = idem(&file.url, &erase).expect(5);
+    assert!(ran.stdout.contains("2 erased, 1 not"), "{}", ran.stdout);
+    assert!(ran.stdout.contains(&format!("{}  it cannot be read, and is not erased", damaged.id)), "{}", ran.stdout);
+    for request in [&first, &last] {
+        assert_eq!(body(&file.store, request).await, StoredBody::NotRetained);
+    }
+    // A newer version wrote it, so that not even a listing reads it.
+    set("format", "9").await;
+    let ran = idem(&file.url, &erase).expect(5);
+    assert!(ran.stderr.contains("1 records cannot be read, and may be of this principal"), "{}", ran.stderr);
 }

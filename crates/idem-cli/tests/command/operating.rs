@@ -4,12 +4,13 @@ use std::io::{BufRead as _, BufReader};
 use std::num::NonZeroU32;
 use std::process::{Command, Stdio};
 
-use idem_core::{AcquireOutcome, DurableStore as _, StoredResponse, Takeover};
+use idem_core::{AcquireOutcome, DurableStore as _, StoreErrorKind, StoredResponse, Takeover};
 use idem_inbox::{Message, Parking, PostgresParking, SqliteParking};
 use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_schemas::Schema;
 use idem_servers::Postgres;
 use idem_sqlite::{SqliteConfig, SqliteStore};
+use sqlx::Connection as _;
 
 use crate::{File, answer, complete, crash, idem};
 
@@ -41,6 +42,13 @@ async fn parked_messages_are_listed_and_replayed() {
     assert!(missing.stderr.contains("no table idem_inbox"), "{}", missing.stderr);
     let parking = SqliteParking::open(sqlx::SqlitePool::connect(&file.url).await.unwrap()).await.unwrap();
     replay(&parking, &file.url, &[]).await;
+    // Another command requests the replay, or a consumer has handled the message, since it was listed.
+    let taken = "CREATE TRIGGER taken BEFORE UPDATE ON idem_inbox BEGIN SELECT RAISE(IGNORE); END";
+    sqlx::raw_sql(taken).execute(&sqlx::SqlitePool::connect(&file.url).await.unwrap()).await.unwrap();
+    parking.park("ledger", &Message::new("third", "payments", "poison"), "not JSON").await.unwrap();
+    let gone = idem(&file.url, &["parked", "replay", "--subscriber", "ledger", "third"]).expect(5);
+    assert!(gone.stdout.contains("0 parked, 0 replays requested"), "{}", gone.stdout);
+    assert!(gone.stderr.contains("not parked any more, or requested by another command: third"), "{}", gone.stderr);
     let (schema, url) = (Schema::new(), idem_servers::postgres_url());
     let options = ["--schema", &*schema.name];
     let missing = idem(&url, &[&options[..], &["parked", "list", "--subscriber", "ledger"]].concat()).expect(1);
@@ -79,7 +87,7 @@ async fn a_new_identity_is_given_when_all_processes_have_stopped() {
         "CREATE ROLE operator LOGIN; GRANT USAGE ON SCHEMA idem TO operator; GRANT ALL ON ALL TABLES IN SCHEMA idem TO operator",
     );
     let operator = url.replacen("://postgres@", "://operator@", 1);
-    for url in [operator, format!("{url}?application_name=idem")] {
+    for url in [operator.clone(), format!("{url}?application_name=idem")] {
         let busy = idem(&url, &["new-identity", "--yes"]).expect(1);
         assert!(busy.stderr.contains("other sessions use this database (idem)"), "{}", busy.stderr);
     }
@@ -107,8 +115,46 @@ async fn a_new_identity_is_given_when_all_processes_have_stopped() {
     idem(&url, &["new-identity", "--yes"]).expect(0);
     assert_ne!(identity(), before);
     check().expect(0);
+    // What cannot be found out is no success.
+    psql("REVOKE EXECUTE ON FUNCTION pg_control_checkpoint() FROM PUBLIC");
+    let unknown = idem(&operator, &["check"]).expect(3).stdout;
+    assert!(unknown.contains("unknown  history"), "{unknown}");
     let redis = idem(&idem_servers::redis_url(), &["new-identity", "--yes"]).expect(1);
     assert!(redis.stderr.contains("have no identity"), "{}", redis.stderr);
+}
+
+/// The count of other sessions and the new identity are one step: who comes in between waits for it, or is counted.
+#[tokio::test]
+async fn a_process_that_starts_while_an_identity_is_given_is_seen() {
+    let server = Postgres::start().unwrap();
+    let url = |name: &str| format!("{}?application_name={name}", server.url());
+    let store = PostgresStore::open(PostgresConfig::new(url("operator"))).await.unwrap();
+    let connect = async |name: &str| sqlx::PgConnection::connect(&url(name)).await.unwrap();
+    // Sessions with the name of the store's are not counted.
+    let (mut reader, mut watch) = (connect("operator").await, connect("operator").await);
+    sqlx::raw_sql("BEGIN; SELECT * FROM idem.idem_identity").execute(&mut reader).await.unwrap();
+    let renewing = tokio::spawn({
+        let store = store.clone();
+        async move { store.renew_identity().await }
+    });
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut watch).await.unwrap() == 0 {
+        assert!(!renewing.is_finished(), "it does not wait for those that read the identity");
+        tokio::task::yield_now().await;
+    }
+    let process = connect("payments").await;
+    sqlx::raw_sql("COMMIT").execute(&mut reader).await.unwrap();
+    let error = renewing.await.unwrap().unwrap_err();
+    assert!(error.kind() == StoreErrorKind::Busy && error.to_string().contains("(payments)"), "{error}");
+    let identity = async || PostgresStore::open(PostgresConfig::new(url("operator"))).await.unwrap().identity();
+    assert_eq!(identity().await, store.identity());
+    process.close().await.unwrap();
+    let others = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'payments'";
+    while sqlx::query_scalar::<_, i64>(others).fetch_one(&mut watch).await.unwrap() > 0 {
+        tokio::task::yield_now().await;
+    }
+    store.renew_identity().await.unwrap();
+    assert_ne!(identity().await, store.identity());
 }
 
 #[tokio::test]

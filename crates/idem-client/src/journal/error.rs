@@ -29,8 +29,11 @@ pub enum JournalErrorKind {
     Pending,
     /// The journal has no such operation, or it has its final answer.
     NotPending,
-    /// The machine's clock is behind the journal, so that nothing says how long ago the operation was sent.
+    /// The machine's clock was found behind the journal, so that nothing says how long ago the operation was sent. An operator
+    /// has to say what was wrong: see [`Journal::trust_clock`](crate::Journal::trust_clock).
     ClockSetBack,
+    /// The machine's clock was ahead when the operation was stored, so that nothing says how long ago it was sent.
+    AgeUnknown,
 }
 
 impl JournalError {

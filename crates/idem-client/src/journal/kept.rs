@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 use super::entry::{Entry, encode_headers};
 use super::error::{JournalError, JournalErrorKind, of_sqlite};
-use super::{Journal, Running, begin, commit, millis, now_ms, remove_old, since, tick};
+use super::time::{Stamp, millis, now_ms};
+use super::{Journal, Running, begin, commit};
 use crate::keep::{Beginning, Begun, Keep, KeepError, Kept};
 use crate::operation::bytes_of;
 
@@ -24,12 +25,18 @@ impl Keep for Journal {
         // Before the row, so that no other task of this process takes the operation over.
         let running = Running::mark(&self.shared, &id).ok_or("the random id of the operation is taken")?;
         let mut transaction = begin(&self.shared.pool).await?;
-        let first_sent_ms = first_sent(&mut transaction, &entry).await?;
-        let sent_before = match first_sent_ms {
-            Some(first_sent_ms) => since(&mut transaction, first_sent_ms).await?,
+        let earlier = sent_earlier(&mut transaction, &entry).await?;
+        let sent_before = match &earlier {
+            Some(earlier) => match earlier.age(&mut transaction).await {
+                Ok(age) => age,
+                Err(error) => {
+                    // What the journal has learned of the clock stays.
+                    commit(transaction).await?;
+                    return Err(error.into());
+                }
+            },
             None => Duration::ZERO,
         };
-        let now = tick(&mut transaction).await?;
         let Entry { method, url, headers, body, key, bare_key, label } = entry;
         let insert = "INSERT INTO operations
             (id, owner, method, url, headers, body, key, bare_key, label, digest, first_sent_ms, deadline_ms,
@@ -46,7 +53,7 @@ impl Keep for Journal {
             .bind(bare_key)
             .bind(label)
             .bind(&digest[..])
-            .bind(first_sent_ms.unwrap_or(now))
+            .bind(earlier.map_or_else(now_ms, |earlier| earlier.first_sent_ms()))
             .bind(millis(deadline))
             .bind(rules.retention.map(millis))
             .execute(&mut *transaction)
@@ -58,13 +65,13 @@ impl Keep for Journal {
 }
 
 /// When the same operation was sent first, if its answer is still kept. The server counts its retention from then.
-async fn first_sent(transaction: &mut Transaction<'_, Sqlite>, entry: &Entry) -> Result<Option<i64>, JournalError> {
+async fn sent_earlier(transaction: &mut Transaction<'_, Sqlite>, entry: &Entry) -> Result<Option<Stamp>, JournalError> {
     let failed = |error| of_sqlite("look for the key of an operation", error);
-    let same = "SELECT id, first_sent_ms, answered_ms IS NULL FROM operations
+    let same = "SELECT id, answered_ms IS NULL, first_sent_ms, doubt FROM operations
         WHERE key = ? AND method = ? AND url = ? AND label IS ? ORDER BY answered_ms IS NULL DESC, first_sent_ms LIMIT 1";
     let row = sqlx::query(same).bind(&entry.key).bind(&entry.method).bind(&entry.url).bind(&entry.label);
     let Some(row) = row.fetch_optional(&mut **transaction).await.map_err(failed)? else { return Ok(None) };
-    if row.try_get(2).map_err(failed)? {
+    if row.try_get(1).map_err(failed)? {
         let id: String = row.try_get(0).map_err(failed)?;
         let message = format!(
             "operation {id} of the journal has the same key, and no final answer yet; resume it, or forget it once you know what \
@@ -72,7 +79,7 @@ async fn first_sent(transaction: &mut Transaction<'_, Sqlite>, entry: &Entry) ->
         );
         return Err(JournalError::new(JournalErrorKind::Pending, message));
     }
-    row.try_get(1).map(Some).map_err(failed)
+    Stamp::read(&row).map(Some)
 }
 
 /// One operation that this process sends.
@@ -105,6 +112,10 @@ impl KeptOperation {
 
 #[async_trait]
 impl Kept for KeptOperation {
+    fn id(&self) -> &str {
+        &self.running.id
+    }
+
     async fn retention_is(&self, retention: Duration) -> Result<(), KeepError> {
         let mut transaction = self.change().await?;
         let updated = sqlx::query("UPDATE operations SET retention_s = ? WHERE id = ?")
@@ -117,22 +128,27 @@ impl Kept for KeptOperation {
     }
 
     async fn answered(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Result<(), KeepError> {
-        let keep = self.running.shared.keep_answers;
+        let failed = |error| of_sqlite("store an answer", error);
         let mut transaction = self.change().await?;
+        let number = "UPDATE answers SET last_number = last_number + 1 RETURNING last_number";
+        let number: i64 = sqlx::query_scalar(number).fetch_one(&mut *transaction).await.map_err(failed)?;
         let headers = encode_headers(headers)?;
         let answer =
-            "UPDATE operations SET status = ?, answer_headers = ?, answer_body = ?, answered_ms = ?, stopped = NULL
-            WHERE id = ?";
+            "UPDATE operations SET status = ?, answer_headers = ?, answer_body = ?, answered_ms = ?, answer_number = ?,
+            answered_used_ms = (SELECT used_ms FROM clock), stopped = NULL,
+            answer_bytes = length(headers) + length(body) + ? WHERE id = ?";
         let answered = sqlx::query(answer)
             .bind(status.as_u16())
-            .bind(headers)
+            .bind(&headers)
             .bind(body)
             .bind(now_ms())
+            .bind(number)
+            .bind(i64::try_from(headers.len().saturating_add(body.len())).unwrap_or(i64::MAX))
             .bind(&self.running.id)
             .execute(&mut *transaction)
             .await;
-        answered.map_err(|error| of_sqlite("store an answer", error))?;
-        remove_old(&mut transaction, keep).await?;
+        answered.map_err(failed)?;
+        self.running.shared.limits.enforce(&mut transaction).await?;
         Ok(commit(transaction).await?)
     }
 

@@ -6,35 +6,40 @@ mod kept;
 mod owners;
 mod pending;
 mod schema;
+mod time;
+mod trust;
 
 use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Sqlite, SqlitePool, Transaction};
 
 pub use error::{JournalError, JournalErrorKind};
 pub use pending::{JournaledAnswer, PendingOperation, ResumeError};
+pub use trust::ClockFault;
 
 use error::of_sqlite;
 use owners::Owner;
+use time::{millis, tick};
 
 /// How long final answers are kept by default: a process that died between an answer and its use finds it when it is restarted
 /// within a day.
 const KEEP_ANSWERS: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How far the clock may be behind the journal. Time services correct a clock by less.
-const CLOCK_TOLERANCE_MS: i64 = 60_000;
+/// How much final answers take together by default, with their requests.
+const KEEP_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Where the journal is, and how long it keeps answers.
 #[derive(Debug, Clone)]
 pub struct JournalConfig {
     path: PathBuf,
     keep_answers: Duration,
+    keep_bytes: u64,
     busy_timeout: Duration,
 }
 
@@ -42,15 +47,35 @@ impl JournalConfig {
     /// The journal in this file, on a local disk. A missing file is made, with access for its owner only.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), keep_answers: KEEP_ANSWERS, busy_timeout: Duration::from_secs(5) }
+        Self {
+            path: path.into(),
+            keep_answers: KEEP_ANSWERS,
+            keep_bytes: KEEP_BYTES,
+            busy_timeout: Duration::from_secs(5),
+        }
     }
 
     /// How long final answers are kept. Zero removes an operation with its answer.
     ///
-    /// Default 24 h, so that a process that died between an answer and its use finds the answer later.
+    /// Default 24 h, so that a process that died between an answer and its use finds the answer later. Between two uses of the
+    /// journal, at most 10 min of this time pass, so that a clock that jumps ahead removes no answers. A journal that is seldom
+    /// used keeps answers for longer.
     #[must_use]
     pub fn keep_answers(mut self, keep: Duration) -> Self {
         self.keep_answers = keep;
+        self
+    }
+
+    /// How many bytes final answers may take together, with their requests: bodies and header fields. If they take more, the oldest
+    /// lose them, and [`Journal::answers`] does not list them any more. An answer that alone is larger is not kept. That the key was
+    /// used stays known for [`keep_answers`](Self::keep_answers). Operations without an answer do not count, and are all kept.
+    ///
+    /// Default 64 MiB: the journal of a busy client does not fill its disk, and there is room for tens of thousands of usual
+    /// answers, or for 64 of those that are just small enough for the default of
+    /// [`Settings::body_limit`](crate::Settings::body_limit).
+    #[must_use]
+    pub fn keep_bytes(mut self, bytes: u64) -> Self {
+        self.keep_bytes = bytes;
         self
     }
 
@@ -78,7 +103,7 @@ pub struct Journal {
 struct Shared {
     path: PathBuf,
     pool: SqlitePool,
-    keep_answers: Duration,
+    limits: Limits,
     /// Dropped when no clone and no operation of this journal is left.
     owner: Owner,
     /// The operations that this process sends now.
@@ -86,12 +111,13 @@ struct Shared {
 }
 
 impl Journal {
-    /// Opens a journal, and removes answers that have been kept for long enough.
+    /// Opens a journal, and removes answers that have been kept for long enough, or take too much.
     ///
     /// # Errors
     /// If the file cannot be used: it is damaged, of another program, or of a newer version.
     pub async fn open(config: JournalConfig) -> Result<Self, JournalError> {
-        let JournalConfig { path, keep_answers, busy_timeout } = config;
+        let JournalConfig { path, keep_answers, keep_bytes, busy_timeout } = config;
+        let limits = Limits { keep: keep_answers, bytes: i64::try_from(keep_bytes).unwrap_or(i64::MAX) };
         let files = |error: io::Error| {
             let message = "the journal's file cannot be made; check its path and the modes of its folder";
             JournalError::new(JournalErrorKind::Unavailable, message).with_source(error)
@@ -109,16 +135,17 @@ impl Journal {
             let message = "the journal's file is damaged; move it away, and find out what became of its operations";
             return Err(JournalError::new(JournalErrorKind::Corrupt, message));
         }
-        let mut transaction = begin(&pool).await?;
+        let mut transaction = lock(&pool).await?;
         schema::prepare(&mut transaction).await?;
+        tick(&mut transaction).await?;
         owners::remove_dead(&path).map_err(files)?;
         let owner = Owner::register(&path).map_err(files)?;
-        remove_old(&mut transaction, keep_answers).await?;
+        limits.enforce(&mut transaction).await?;
         commit(transaction).await?;
         // After the check, so that a file of another program stays as it is. The mode is kept in the file.
         let mode = sqlx::raw_sql("PRAGMA journal_mode = WAL").execute(&pool).await;
         mode.map_err(|error| of_sqlite("change its mode", error))?;
-        Ok(Self { shared: Arc::new(Shared { path, pool, keep_answers, owner, running: Mutex::default() }) })
+        Ok(Self { shared: Arc::new(Shared { path, pool, limits, owner, running: Mutex::default() }) })
     }
 }
 
@@ -143,8 +170,15 @@ impl Drop for Running {
     }
 }
 
-/// Takes the write lock first, so that what is read stays true until the commit.
+/// Begins a transaction, and notes the present time.
 async fn begin(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, JournalError> {
+    let mut transaction = lock(pool).await?;
+    tick(&mut transaction).await?;
+    Ok(transaction)
+}
+
+/// Takes the write lock first, so that what is read stays true until the commit.
+async fn lock(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, JournalError> {
     pool.begin_with("BEGIN IMMEDIATE").await.map_err(|error| of_sqlite("begin a transaction", error))
 }
 
@@ -152,50 +186,29 @@ async fn commit(transaction: Transaction<'static, Sqlite>) -> Result<(), Journal
     transaction.commit().await.map_err(|error| of_sqlite("write to the disk", error))
 }
 
-async fn remove_old(transaction: &mut Transaction<'_, Sqlite>, keep: Duration) -> Result<(), JournalError> {
-    let removed = sqlx::query("DELETE FROM operations WHERE answered_ms <= ?")
-        .bind(now_ms().saturating_sub(millis(keep)))
-        .execute(&mut **transaction)
-        .await;
-    removed.map(drop).map_err(|error| of_sqlite("remove old answers", error))
+/// What is kept of answers.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    keep: Duration,
+    bytes: i64,
 }
 
-/// Notes the present time, and returns it.
-async fn tick(transaction: &mut Transaction<'_, Sqlite>) -> Result<i64, JournalError> {
-    let now = now_ms();
-    let noted =
-        sqlx::query("UPDATE clock SET latest_ms = max(latest_ms, ?)").bind(now).execute(&mut **transaction).await;
-    noted.map_err(|error| of_sqlite("note the time", error))?;
-    Ok(now)
-}
-
-/// How long ago a time of the journal was; an error if the clock was set back, so that this is not known.
-async fn since(transaction: &mut Transaction<'_, Sqlite>, first_sent_ms: i64) -> Result<Duration, JournalError> {
-    let now = tick(transaction).await?;
-    let latest: i64 = sqlx::query_scalar("SELECT latest_ms FROM clock")
-        .fetch_one(&mut **transaction)
-        .await
-        .map_err(|error| of_sqlite("read the time", error))?;
-    if now < latest.saturating_sub(CLOCK_TOLERANCE_MS) {
-        let message = format!(
-            "the clock is {} s behind the journal, so nothing says how long ago the operation was sent; set the clock right",
-            (latest - now) / 1000
-        );
-        return Err(JournalError::new(JournalErrorKind::ClockSetBack, message));
+impl Limits {
+    /// Removes answers that are too old by the journal's own clock, which does not jump, and the contents of the oldest ones if all
+    /// take too much. What is left says that the key was used, and when.
+    async fn enforce(self, transaction: &mut Transaction<'_, Sqlite>) -> Result<(), JournalError> {
+        let failed = |error| of_sqlite("remove old answers", error);
+        let old = "DELETE FROM operations WHERE answered_used_ms <= (SELECT used_ms FROM clock) - ?";
+        sqlx::query(old).bind(millis(self.keep)).execute(&mut **transaction).await.map_err(failed)?;
+        let oldest = "UPDATE operations
+            SET headers = x'', body = x'', answer_headers = NULL, answer_body = NULL, answer_bytes = 0
+            WHERE id = (SELECT id FROM operations WHERE answer_bytes > 0 ORDER BY answer_number LIMIT 1)
+            AND (SELECT bytes FROM answers) > ?";
+        while sqlx::query(oldest).bind(self.bytes).execute(&mut **transaction).await.map_err(failed)?.rows_affected()
+            > 0
+        {}
+        Ok(())
     }
-    Ok(of_millis(latest.saturating_sub(first_sent_ms)))
-}
-
-fn now_ms() -> i64 {
-    millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
-}
-
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn of_millis(millis: i64) -> Duration {
-    Duration::from_millis(u64::try_from(millis).unwrap_or_default())
 }
 
 /// Makes the file, unless it is there, with access for its owner only: it has bodies of requests.

@@ -15,7 +15,8 @@ use sqlx::sqlite::SqliteRow;
 use super::entry::{Entry, damaged, decode_headers};
 use super::error::{JournalError, JournalErrorKind, of_sqlite};
 use super::kept::KeptOperation;
-use super::{Journal, Running, begin, commit, of_millis, owners, since};
+use super::time::{Stamp, of_millis};
+use super::{Journal, Running, begin, commit, owners};
 use crate::keep::{Resumed, Rules};
 use crate::operation::header_value;
 
@@ -37,6 +38,9 @@ pub struct PendingOperation {
     pub label: Option<String>,
     /// When it was stored, before its first send.
     pub first_sent: SystemTime,
+    /// Whether the clock was ahead at that time, as [`Journal::trust_clock`] was told. Then nothing says how long ago it was
+    /// sent, and it is not sent again.
+    pub is_age_unknown: bool,
     /// Why it has no final answer, such as `outcome-unknown`; `None` if its process did not come to say so.
     pub stopped: Option<String>,
     /// Whether a process sends it now.
@@ -51,6 +55,8 @@ pub struct PendingOperation {
 pub struct JournaledAnswer {
     /// The id of the operation in the journal.
     pub id: String,
+    /// Its place in the order of arrival. Numbers rise, are not used again, and have gaps.
+    pub number: u64,
     /// The method of the operation.
     pub method: String,
     /// The URL of the operation.
@@ -86,7 +92,7 @@ impl Journal {
     /// If the file cannot be read.
     pub async fn pending(&self) -> Result<Vec<PendingOperation>, JournalError> {
         let query =
-            "SELECT id, owner, method, url, key, label, first_sent_ms, stopped FROM operations WHERE answered_ms IS NULL
+            "SELECT id, owner, method, url, key, label, first_sent_ms, doubt, stopped FROM operations WHERE answered_ms IS NULL
             ORDER BY first_sent_ms, id";
         let rows = sqlx::query(query).fetch_all(&self.shared.pool).await;
         let rows = rows.map_err(|error| of_sqlite("list its operations", error))?;
@@ -97,13 +103,15 @@ impl Journal {
         let failed = |error| of_sqlite("read an operation", error);
         let id: String = row.try_get("id").map_err(failed)?;
         let owner: String = row.try_get("owner").map_err(failed)?;
+        let stamp = Stamp::read(row)?;
         Ok(PendingOperation {
             is_running: self.is_running(&id, &owner)?,
             method: row.try_get("method").map_err(failed)?,
             url: row.try_get("url").map_err(failed)?,
             key: row.try_get("key").map_err(failed)?,
             label: row.try_get("label").map_err(failed)?,
-            first_sent: UNIX_EPOCH + of_millis(row.try_get("first_sent_ms").map_err(failed)?),
+            first_sent: UNIX_EPOCH + of_millis(stamp.first_sent_ms()),
+            is_age_unknown: stamp.is_age_unknown(),
             stopped: row.try_get("stopped").map_err(failed)?,
             id,
         })
@@ -132,8 +140,8 @@ impl Journal {
     /// else may change: with another body, the server answers that the key belongs to another request.
     ///
     /// # Errors
-    /// If the operation is not pending, is sent by another process, or is damaged; if the clock was set back; and if there is no
-    /// final answer, for example because the server's retention is over.
+    /// If the operation is not pending, is sent by another process, or is damaged; if the clock was found behind, until
+    /// [`trust_clock`](Self::trust_clock); and if there is no final answer, for example because the server's retention is over.
     ///
     /// # Cancellation safety
     /// Dropping the future stops the sending. The operation stays in the journal.
@@ -180,7 +188,14 @@ impl Journal {
             return Err(running());
         }
         let entry = Entry::read(&row)?;
-        let sent_before = since(&mut transaction, row.try_get("first_sent_ms").map_err(failed)?).await?;
+        let sent_before = match Stamp::read(&row)?.age(&mut transaction).await {
+            Ok(age) => age,
+            Err(error) => {
+                // What the journal has learned of the clock stays.
+                commit(transaction).await?;
+                return Err(error);
+            }
+        };
         let retention_s: Option<i64> = row.try_get("retention_s").map_err(failed)?;
         let trusted_ms: Option<i64> = row.try_get("trusted_retention_ms").map_err(failed)?;
         let deadline = of_millis(row.try_get("deadline_ms").map_err(failed)?);
@@ -203,14 +218,18 @@ impl Journal {
         Ok((entry, resumed))
     }
 
-    /// The final answers that are still kept, the oldest first.
+    /// The final answers that are still kept, in the order of their arrival: at most `limit` of them, from the first one on whose
+    /// [`number`](JournaledAnswer::number) is higher than `after`. 0 is before all.
+    ///
+    /// All together take [`JournalConfig::keep_bytes`](crate::JournalConfig::keep_bytes) at most.
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub async fn answers(&self) -> Result<Vec<JournaledAnswer>, JournalError> {
-        let query = "SELECT id, method, url, key, status, answer_headers, answer_body, answered_ms FROM operations
-            WHERE answered_ms IS NOT NULL ORDER BY answered_ms, id";
-        let rows = sqlx::query(query).fetch_all(&self.shared.pool).await;
+    pub async fn answers(&self, after: u64, limit: u32) -> Result<Vec<JournaledAnswer>, JournalError> {
+        let query = "SELECT id, method, url, key, status, answer_headers, answer_body, answered_ms, answer_number FROM operations
+            WHERE answer_bytes > 0 AND answer_number > ? ORDER BY answer_number LIMIT ?";
+        let after = i64::try_from(after).unwrap_or(i64::MAX);
+        let rows = sqlx::query(query).bind(after).bind(limit).fetch_all(&self.shared.pool).await;
         let rows = rows.map_err(|error| of_sqlite("list its answers", error))?;
         rows.iter().map(answer_of).collect()
     }
@@ -246,6 +265,7 @@ fn answer_of(row: &SqliteRow) -> Result<JournaledAnswer, JournalError> {
     let body: Vec<u8> = row.try_get("answer_body").map_err(failed)?;
     Ok(JournaledAnswer {
         id: row.try_get("id").map_err(failed)?,
+        number: row.try_get::<i64, _>("answer_number").map_err(failed)?.unsigned_abs(),
         method: row.try_get("method").map_err(failed)?,
         url: row.try_get("url").map_err(failed)?,
         key: row.try_get("key").map_err(failed)?,
@@ -264,6 +284,7 @@ impl fmt::Debug for PendingOperation {
             .field("method", &self.method)
             .field("url", &without_query(&self.url))
             .field("first_sent", &self.first_sent)
+            .field("is_age_unknown", &self.is_age_unknown)
             .field("stopped", &self.stopped)
             .field("is_running", &self.is_running)
             .finish_non_exhaustive()
@@ -275,6 +296,7 @@ impl fmt::Debug for JournaledAnswer {
         formatter
             .debug_struct("JournaledAnswer")
             .field("id", &self.id)
+            .field("number", &self.number)
             .field("method", &self.method)
             .field("url", &without_query(&self.url))
             .field("status", &self.status)

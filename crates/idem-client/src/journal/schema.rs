@@ -27,6 +27,8 @@ const TABLES: &str = "
         -- SHA-256 of what is sent, so that a damaged operation is not sent.
         digest BLOB NOT NULL CHECK (length(digest) = 32),
         first_sent_ms INTEGER NOT NULL,
+        -- Whether that time may be wrong. 1: the clock was found behind later, and no operator has said why. 2: it was ahead.
+        doubt INTEGER NOT NULL DEFAULT 0,
         deadline_ms INTEGER NOT NULL,
         -- The longest retention that the client was set to trust, if it was.
         trusted_retention_ms INTEGER,
@@ -38,13 +40,37 @@ const TABLES: &str = "
         answer_headers BLOB,
         answer_body BLOB,
         answered_ms INTEGER,
-        CHECK ((status IS NULL) = (answered_ms IS NULL))
+        -- The same by clock.used_ms.
+        answered_used_ms INTEGER,
+        -- Answers in the order of their arrival.
+        answer_number INTEGER,
+        -- What an answer takes with its request; 0 if there is none, or if its contents were removed to make room.
+        answer_bytes INTEGER NOT NULL DEFAULT 0,
+        CHECK ((status IS NULL) = (answered_ms IS NULL)),
+        CHECK ((status IS NULL) = (answered_used_ms IS NULL))
     ) STRICT;
-    CREATE INDEX answered ON operations (answered_ms);
+    CREATE INDEX answered ON operations (answered_used_ms);
+    CREATE INDEX with_contents ON operations (answer_number) WHERE answer_bytes > 0;
     CREATE INDEX by_key ON operations (key);
-    -- One row: the latest time that any process has seen, which shows that the clock was set back.
-    CREATE TABLE clock (latest_ms INTEGER NOT NULL) STRICT;
-    INSERT INTO clock VALUES (0);
+    -- One row: the number of the last answer, and the sum of answer_bytes.
+    CREATE TABLE answers (last_number INTEGER NOT NULL, bytes INTEGER NOT NULL) STRICT;
+    INSERT INTO answers VALUES (0, 0);
+    CREATE TRIGGER answer_changed AFTER UPDATE OF answer_bytes ON operations BEGIN
+        UPDATE answers SET bytes = bytes + new.answer_bytes - old.answer_bytes;
+    END;
+    CREATE TRIGGER answer_removed AFTER DELETE ON operations BEGIN
+        UPDATE answers SET bytes = bytes - old.answer_bytes;
+    END;
+    -- One row.
+    CREATE TABLE clock (
+        -- The latest time that any process has seen, which shows that the clock was set back.
+        latest_ms INTEGER NOT NULL,
+        -- How far the clock was found behind that, until an operator says that it is right.
+        behind_ms INTEGER,
+        -- A clock that does not jump, for the age of answers.
+        used_ms INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO clock VALUES (0, NULL, 0);
 ";
 
 /// Makes the tables of a new file, and refuses files that are no journal.

@@ -11,7 +11,13 @@ fn headers(fields: &[(&'static str, &str)]) -> HeaderMap {
 
 fn outcome<'a>(status: u16, headers: &'a HeaderMap, body: &'a str) -> Result<Answer<'a>, Failure> {
     let status = StatusCode::from_u16(status).unwrap();
-    Ok(Answer { status, headers, body: body.as_bytes(), received_at: SystemTime::UNIX_EPOCH })
+    Ok(Answer { status, headers, body: body.as_bytes(), is_whole: true, received_at: SystemTime::UNIX_EPOCH })
+}
+
+/// The same for an answer of which this is the beginning.
+fn decide_cut(policy: &RetryPolicy, status: u16, fields: &[(&'static str, &str)], body: &str) -> Decision {
+    let headers = headers(fields);
+    policy.decide(outcome(status, &headers, body).map(|answer| Answer { is_whole: false, ..answer }))
 }
 
 fn decide(policy: &RetryPolicy, status: u16, fields: &[(&'static str, &str)], body: &str) -> Decision {
@@ -161,11 +167,39 @@ fn a_poll_ends_with_an_answer_that_does_not_ask_to_come_again() {
     assert_eq!(poll(202, &[]), again(None));
     assert_eq!(poll(202, &[RETRY_AFTER_7]), again(Some(Duration::from_secs(7))));
     assert_eq!(poll(200, &[RETRY_AFTER_7]), again(Some(Duration::from_secs(7))));
-    for status in [200, 201, 303, 404, 410, 422] {
+    for status in [200, 201, 303, 400, 409, 410, 422] {
         assert_eq!(poll(status, &[]), FINAL, "{status}");
+    }
+    for status in [301, 302, 307, 308, 401, 403, 404, 405, 407, 421] {
+        assert_eq!(poll(status, &[]), Decision::Stop(Stop::NotAnswered), "{status}: the operation may still run");
     }
     assert_eq!(poll(503, &[]), retry("unavailable"));
     assert_eq!(poll(429, &[]), retry("too-many-requests"));
+}
+
+#[test]
+fn a_body_that_was_not_read_whole_makes_no_end_that_the_rest_may_contradict() {
+    let cut = r#"{"title":"x"#;
+    let idem = RetryPolicy::new(Profile::Idem);
+    let mark = ("idempotency-replayed", "true");
+    for status in [400, 409, 422, 500, 503, 504] {
+        let seven = Some(Duration::from_secs(7));
+        let expected = Decision::Retry { reason: "unreadable", after: seven };
+        assert_eq!(decide_cut(&idem, status, &[PROBLEM, RETRY_AFTER_7], cut), expected, "{status}");
+    }
+    assert_eq!(decide_cut(&idem, 504, &[PROBLEM, mark], cut), retry("unreadable"), "it may be an unknown outcome");
+    assert_eq!(decide_cut(&idem, 409, &[PROBLEM, mark], cut), Decision::Final { replayed: true });
+    let json = ("content-type", "application/json");
+    assert_eq!(decide_cut(&idem, 409, &[json], cut), FINAL, "the application's own");
+    assert_eq!(decide_cut(&idem, 201, &[PROBLEM], cut), FINAL);
+    let draft = RetryPolicy::new(Profile::IetfDraft { retention: Duration::from_secs(60) });
+    assert_eq!(decide_cut(&draft, 409, &[PROBLEM], cut), FINAL, "it knows no types");
+    let told = draft.in_progress_type("https://api.test/busy");
+    assert_eq!(decide_cut(&told, 409, &[PROBLEM], cut), retry("unreadable"));
+    let stripe = RetryPolicy::new(Profile::Stripe);
+    assert_eq!(decide_cut(&stripe, 409, &[json], cut), retry("unreadable"));
+    assert_eq!(decide_cut(&stripe, 409, &[json, ("stripe-should-retry", "false")], cut), FINAL);
+    assert_eq!(decide_cut(&stripe, 402, &[json], cut), FINAL);
 }
 
 /// Errors as Stripe's documentation describes them (docs.stripe.com, "Error handling", "Idempotent requests", "Rate limits"),

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use idem_client::{
-    Error, ErrorKind, Journal, JournalConfig, JournalError, JournalErrorKind, Operation, Report, ResumeError, Stop,
-    client,
+    ClockFault, Error, ErrorKind, Journal, JournalConfig, JournalError, JournalErrorKind, Operation, Report,
+    ResumeError, Stop, client,
 };
 use idem_core::IdempotencyKey;
 use reqwest::Request;
@@ -191,7 +191,7 @@ async fn processes_that_resume_at_once_share_the_operations() {
     let resumed: usize =
         outputs.iter().map(|output| String::from_utf8_lossy(&output.stdout).matches("resumed").count()).sum();
     assert_eq!((resumed, server.arrived().len()), (OPERATIONS, 2 * OPERATIONS), "each once");
-    assert_eq!(journal.answers().await.unwrap().len(), OPERATIONS);
+    assert_eq!(journal.answers(0, 100).await.unwrap().len(), OPERATIONS);
 }
 
 #[tokio::test]
@@ -206,12 +206,13 @@ async fn an_unknown_outcome_stays_until_an_operator_has_resolved_it() {
     // Another process can resume it, although this one lives.
     let other = open(&folder).await;
     other.resume(&pending[0].id, &with(&other), credentials).await.unwrap();
-    let answers = journal.answers().await.unwrap();
+    let answers = journal.answers(0, 100).await.unwrap();
     let [answer] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!(Error::of(&error).unwrap().report().journal_id.as_ref(), Some(&answer.id));
     assert_eq!((answer.status.as_u16(), &answer.body[..], &*answer.key), (201, &br#"{"id":1}"#[..], "order-4711"));
     assert!(!format!("{answers:?}{pending:?}").contains("order-4711"));
     journal.forget(&answer.id).await.unwrap();
-    assert!(journal.answers().await.unwrap().is_empty());
+    assert!(journal.answers(0, 100).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -271,6 +272,123 @@ async fn nothing_is_sent_after_the_retention_or_when_the_clock_was_set_back() {
     assert_eq!(server.arrived().len(), 1, "nothing was sent again");
     // A new operation is not concerned.
     client.post(server.url("/pay")).send().await.unwrap();
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Moves the latest time that the journal has seen, as if the clock had been there.
+async fn move_clock(folder: &TempDir, by: &str) {
+    let moved = format!("UPDATE clock SET latest_ms = latest_ms {by}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(moved)).execute(&database(folder).await).await.unwrap();
+}
+
+async fn resume_fails(journal: &Journal, id: &str) -> JournalErrorKind {
+    kind_of(&journal.resume(id, &with(journal), credentials).await.unwrap_err())
+}
+
+/// The operation was stored at a time that is not known, and the server may have forgotten it.
+#[tokio::test]
+async fn after_a_clock_that_was_ahead_only_what_was_stored_before_is_resumed() {
+    let folder = TempDir::new().unwrap();
+    let script = (0..3).map(|_| problem("504 Gateway Timeout", "outcome-unknown"));
+    let server = Server::start(script).await;
+    let journal = open(&folder).await;
+    let url = server.url("/pay");
+    for _ in 0..2 {
+        with(&journal).post(&url).send().await.unwrap_err();
+    }
+    let pending = journal.pending().await.unwrap();
+    let (before, ahead) = (&pending[0].id, &pending[1].id);
+    // The second one was stored while the clock was two days ahead.
+    let later = format!("UPDATE operations SET first_sent_ms = first_sent_ms + 2 * 86400000 WHERE id = '{ahead}'");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(later)).execute(&database(&folder).await).await.unwrap();
+    move_clock(&folder, "+ 2 * 86400000").await;
+    assert_eq!(resume_fails(&journal, before).await, JournalErrorKind::ClockSetBack);
+    // Stored by the right clock, after the fault was noticed.
+    with(&journal).post(&url).send().await.unwrap_err();
+    let after = &journal
+        .pending()
+        .await
+        .unwrap()
+        .iter()
+        .find(|one| !pending.iter().any(|old| old.id == one.id))
+        .unwrap()
+        .id
+        .clone();
+    // When the clock comes to this time again, the ages are still not known.
+    move_clock(&folder, "- 2 * 86400000").await;
+    for id in [before, ahead, after] {
+        assert_eq!(resume_fails(&journal, id).await, JournalErrorKind::ClockSetBack);
+    }
+    let since = SystemTime::now() + HOUR;
+    journal.trust_clock(ClockFault::WasAhead { since }).await.unwrap();
+    assert_eq!(resume_fails(&journal, ahead).await, JournalErrorKind::AgeUnknown);
+    for id in [before, after] {
+        journal.resume(id, &with(&journal), credentials).await.unwrap();
+    }
+    // Nothing that is said of a later fault makes it known.
+    move_clock(&folder, "+ 3600000").await;
+    assert_eq!(resume_fails(&journal, ahead).await, JournalErrorKind::ClockSetBack);
+    move_clock(&folder, "- 3600000").await;
+    journal.trust_clock(ClockFault::WasBehind).await.unwrap();
+    let left = journal.pending().await.unwrap();
+    assert_eq!((left.len(), left[0].is_age_unknown, &left[0].id), (1, true, ahead));
+    assert_eq!(resume_fails(&journal, ahead).await, JournalErrorKind::AgeUnknown);
+    journal.forget(ahead).await.unwrap();
+    assert_eq!(server.arrived().len(), 5);
+}
+
+#[tokio::test]
+async fn after_a_clock_that_was_ahead_for_an_unknown_time_nothing_of_that_time_is_resumed() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown")]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    move_clock(&folder, "+ 3600000").await;
+    assert_eq!(resume_fails(&journal, &id).await, JournalErrorKind::ClockSetBack);
+    journal.trust_clock(ClockFault::WasAhead { since: UNIX_EPOCH }).await.unwrap();
+    assert_eq!(resume_fails(&journal, &id).await, JournalErrorKind::AgeUnknown);
+    assert_eq!(server.arrived().len(), 1);
+}
+
+#[tokio::test]
+async fn after_a_clock_that_was_behind_everything_is_resumed_once_it_is_right() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([problem("504 Gateway Timeout", "outcome-unknown")]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap_err();
+    let id = journal.pending().await.unwrap()[0].id.clone();
+    move_clock(&folder, "+ 3600000").await;
+    // Any use of the journal notices it, here that of another process.
+    open(&folder).await;
+    let error = journal.trust_clock(ClockFault::WasBehind).await.unwrap_err();
+    assert_eq!(error.kind(), JournalErrorKind::ClockSetBack);
+    move_clock(&folder, "- 3600000").await;
+    assert_eq!(resume_fails(&journal, &id).await, JournalErrorKind::ClockSetBack, "an operator has to say it");
+    journal.trust_clock(ClockFault::WasBehind).await.unwrap();
+    journal.resume(&id, &with(&journal), credentials).await.unwrap();
+    assert_eq!(server.arrived().len(), 2);
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_ahead_removes_no_answers() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start([]).await;
+    let journal = open(&folder).await;
+    pay(&with(&journal), &server.url("/pay")).await.unwrap();
+    let used = async || -> i64 {
+        sqlx::query_scalar("SELECT used_ms FROM clock").fetch_one(&database(&folder).await).await.unwrap()
+    };
+    let before = used().await;
+    move_clock(&folder, "- 30 * 86400000").await;
+    open(&folder).await;
+    assert_eq!(journal.answers(0, 100).await.unwrap().len(), 1);
+    assert_eq!(used().await - before, 600_000, "ten minutes at most between two uses");
+    // A day in which the journal is used.
+    sqlx::raw_sql("UPDATE clock SET used_ms = used_ms + 86400000").execute(&database(&folder).await).await.unwrap();
+    open(&folder).await;
+    assert!(journal.answers(0, 100).await.unwrap().is_empty());
 }
 
 /// A second row would count the retention anew.
@@ -394,12 +512,58 @@ async fn answers_are_kept_for_the_time_that_was_set() {
     let path = folder.path().join("journal");
     let forgetful = Journal::open(JournalConfig::new(&path).keep_answers(Duration::ZERO)).await.unwrap();
     pay(&with(&forgetful), &server.url("/pay")).await.unwrap();
-    assert!(forgetful.answers().await.unwrap().is_empty() && forgetful.pending().await.unwrap().is_empty());
+    assert!(forgetful.answers(0, 100).await.unwrap().is_empty() && forgetful.pending().await.unwrap().is_empty());
     let journal = open(&folder).await;
     pay(&with(&journal), &server.url("/pay")).await.unwrap();
-    assert_eq!(journal.answers().await.unwrap().len(), 1);
+    assert_eq!(journal.answers(0, 100).await.unwrap().len(), 1);
     Journal::open(JournalConfig::new(&path).keep_answers(Duration::ZERO)).await.unwrap();
-    assert!(journal.answers().await.unwrap().is_empty(), "opening removes old answers");
+    assert!(journal.answers(0, 100).await.unwrap().is_empty(), "opening removes old answers");
+}
+
+/// The application finds them in pages, and a busy client does not fill the disk.
+#[tokio::test]
+async fn answers_are_kept_in_so_many_bytes_and_read_in_pages() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::deciding(|number, _| {
+        Act::Answer("201 Created", format!("{number:04}").repeat(if number == 4 { 300 } else { 25 }))
+    })
+    .await;
+    let journal = open(&folder).await;
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        let response = with(&journal).post(server.url("/pay")).body(vec![b'x'; 100]).send().await.unwrap();
+        ids.push(Report::of(&response).unwrap().journal_id.clone().unwrap());
+    }
+    let pages = [journal.answers(0, 3).await.unwrap(), journal.answers(0, 100).await.unwrap()];
+    assert_eq!(pages.each_ref().map(Vec::len), [3, 4]);
+    let rest = journal.answers(pages[0][2].number, 3).await.unwrap();
+    let in_order: Vec<&String> = pages[0].iter().chain(&rest).map(|answer| &answer.id).collect();
+    assert_eq!(in_order, ids.iter().collect::<Vec<_>>());
+    assert_eq!(rest[0].body, "0003".repeat(25));
+
+    // One takes more than 200 bytes, and less than 300.
+    let path = folder.path().join("journal");
+    let small = Journal::open(JournalConfig::new(&path).keep_bytes(600)).await.unwrap();
+    let kept =
+        async || -> Vec<String> { small.answers(0, 100).await.unwrap().into_iter().map(|answer| answer.id).collect() };
+    assert_eq!(kept().await, ids[2..], "the oldest make room when it is opened");
+    let order = |key| Operation::with_key(IdempotencyKey::new(key).unwrap());
+    let large = || with(&small).post(server.url("/pay")).body(vec![b'x'; 100]).with_extension(order("large")).send();
+    assert_eq!(large().await.unwrap().text().await.unwrap(), "0004".repeat(300));
+    assert!(kept().await.is_empty(), "it is larger than all may be");
+    let after = with(&small).post(server.url("/pay")).body(vec![b'x'; 100]).send().await.unwrap();
+    assert_eq!(kept().await, [Report::of(&after).unwrap().journal_id.clone().unwrap()]);
+    // What is forgotten gives its room back.
+    small.forget(&kept().await[0]).await.unwrap();
+    for number in 1..=3 {
+        with(&small).post(server.url("/pay")).body(vec![b'x'; 100]).send().await.unwrap();
+        assert_eq!(kept().await.len(), number.min(2));
+    }
+    // The key of an answer without contents is known with its age.
+    let older = "UPDATE operations SET first_sent_ms = first_sent_ms - 86400000";
+    sqlx::raw_sql(older).execute(&database(&folder).await).await.unwrap();
+    let error = large().await.unwrap_err();
+    assert_eq!(Error::of(&error).unwrap().kind(), ErrorKind::RetentionOver);
 }
 
 /// Owners are found beside the file itself, so that another name does not make a second owner.
@@ -455,7 +619,7 @@ async fn nothing_is_sent_that_could_not_be_stored() {
     assert!(sent > 0 && printed.contains("and then none"), "{printed}");
     // Each request that was sent is in the journal, with its answer or without.
     let journal = open(&folder).await;
-    let stored = journal.answers().await.unwrap().len() + journal.pending().await.unwrap().len();
+    let stored = journal.answers(0, 100).await.unwrap().len() + journal.pending().await.unwrap().len();
     assert!(stored >= sent, "{sent} sent, {stored} stored");
 }
 

@@ -256,6 +256,14 @@ async fn a_202_is_polled_at_its_own_server_only_and_without_the_key() {
         }
     }
 
+    // A login that has expired, and a router that does not know the place, do not end what still runs.
+    for gate in ["401 Unauthorized", "404 Not Found"] {
+        let server = Server::start([answer("202 Accepted\r\nlocation: /jobs/1\r\nretry-after: 0"), answer(gate)]).await;
+        let error = pay(&with(polls()), &server).send().await.unwrap_err();
+        assert_eq!(kind(&error), ErrorKind::Stopped(Stop::NotAnswered), "{gate}");
+        assert_eq!(server.arrived().len(), 2);
+    }
+
     let other = Server::start([]).await;
     let target: &'static str = Box::leak(format!("202 Accepted\r\nlocation: {}", other.url("/")).into_boxed_str());
     let server = Server::start([answer(target)]).await;
@@ -277,6 +285,33 @@ async fn a_large_answer_and_a_stream_reach_the_caller_as_they_come() {
     let cut = pay(&client, &server).send().await.unwrap();
     cut.text().await.unwrap_err();
     assert_eq!(server.arrived().len(), 3);
+}
+
+/// The caller wants short answers only. That is no reason to give up an operation that runs, or to repeat one that may have run.
+#[tokio::test]
+async fn a_small_body_limit_changes_no_decision() {
+    let script = [problem("409 Conflict", "in-progress"), problem("409 Conflict", "backoff")];
+    let server = Server::start(script).await;
+    let client = with(quick().body_limit(0));
+    let response = pay(&client, &server).send().await.unwrap();
+    assert_eq!((response.status().as_u16(), server.arrived().len()), (201, 3));
+    assert_eq!(response.text().await.unwrap(), r#"{"id":1}"#);
+    let unknown = Server::start([problem("504 Gateway Timeout", "outcome-unknown")]).await;
+    let error = pay(&client, &unknown).send().await.unwrap_err();
+    assert_eq!(kind(&error), ErrorKind::Stopped(Stop::OutcomeUnknown));
+    assert_eq!(unknown.arrived().len(), 1);
+
+    // A document whose type comes after more than is read.
+    let padded = |status| {
+        let body = format!(r#"{{"title":"{}","type":"about:blank"}}"#, "x".repeat(100_000));
+        Act::Answer(status, body)
+    };
+    let script = [padded("409 Conflict\r\ncontent-type: application/problem+json"), made()];
+    let server = Server::start(script.clone()).await;
+    assert_eq!(pay(&client, &server).send().await.unwrap().status(), 201);
+    let server = Server::start(script).await;
+    let response = pay(&with(quick()), &server).send().await.unwrap();
+    assert_eq!((response.status().as_u16(), server.arrived().len()), (409, 1), "read whole, it is the application's");
 }
 
 #[tokio::test]

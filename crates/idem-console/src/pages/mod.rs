@@ -16,7 +16,7 @@ use http::header::CONTENT_TYPE;
 use idem_core::{RecordId, RecordSummary, StoreError, StoreErrorKind, Timestamp};
 use maud::{DOCTYPE, Markup, html};
 
-use crate::pages::text::{age, visible};
+use crate::pages::text::visible;
 use crate::visit::Visit;
 
 /// A page with its status.
@@ -125,7 +125,7 @@ fn table(visit: &Visit, caption: &str, records: &[RecordSummary], now: Timestamp
                         tr {
                             td { (link(visit, &record.id)) }
                             td { (state(record, now)) }
-                            td { (age(now, record.created_at)) " ago" }
+                            td { (now.age_since(record.created_at)) " ago" }
                             td.number { (record.attempt) }
                             td { (scope.and_then(|scope| scope.principal()).map_or("–".to_owned(), visible)) }
                             td { (scope.map_or("–".to_owned(), |scope| visible(scope.operation()))) }

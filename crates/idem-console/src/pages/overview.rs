@@ -6,7 +6,7 @@ use idem_core::{RecordFilter, RecordSummary, Timestamp};
 use maud::{Markup, html};
 
 use super::records::{Found, listed};
-use super::text::{age, grouped, visible};
+use super::text::{grouped, visible};
 use super::{Page, failed, page, table, with_causes};
 use crate::access::Tenant;
 use crate::console::Console;
@@ -104,10 +104,10 @@ fn counts(visit: &Visit, findings: &Findings, now: Timestamp) -> Markup {
         dl {
             dt { "Bytes of bodies" } dd { (grouped(counts.body_bytes)) }
             @if let Some(oldest) = counts.oldest_in_progress {
-                dt { "Oldest in progress" } dd { "made " (age(now, oldest)) " ago" }
+                dt { "Oldest in progress" } dd { "made " (now.age_since(oldest)) " ago" }
             }
             @if let Some(oldest) = counts.oldest_expired {
-                dt { "Purge" } dd { "the oldest expired record has waited " (age(now, oldest)) }
+                dt { "Purge" } dd { "the oldest expired record has waited " (now.age_since(oldest)) }
             }
         }
     }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::form::{Entered, form};
 use super::repairs::outcome;
-use super::text::{age, brief, grouped, token, visible};
+use super::text::{grouped, token, visible};
 use super::{Page, failed, missing, page, state};
 use crate::console::Console;
 use crate::visit::Visit;
@@ -100,7 +100,7 @@ fn evidence(id: RecordId, record: &Record, inspection: &Inspection) -> Markup {
             dt { "State" } dd { (state(&summary, now)) }
             @if let Some((name, until)) = deadline(summary.state) {
                 dt { (name) }
-                dd { @if now < until { "ends in " (age(until, now)) } @else { "over for " (age(now, until)) } }
+                dd { @if now < until { "ends in " (until.age_since(now)) } @else { "over for " (now.age_since(until)) } }
             }
             @if let Some(origin) = &inspection.origin {
                 @if !origin.namespace.is_empty() { dt { "Namespace" } dd { (visible(&origin.namespace)) } }
@@ -154,9 +154,9 @@ fn timeline(record: &Record, repairs: &[Repair], are_all: bool, now: Timestamp) 
             p.note { "Only the last " (MOST_REPAIRS) " repairs of all records were read. `idem repairs` lists older ones." }
         }
         ol.timeline {
-            @for (at, text) in &events { li { time { (at) } span.note { " " (age(now, *at)) " ago " } div { (text) } } }
+            @for (at, text) in &events { li { time { (at) } span.note { " " (now.age_since(*at)) " ago " } div { (text) } } }
             @if let Some(checkpoint) = checkpoint { li { "last " (checkpoint) } }
-            li { time { (record.expires_at) } span.note { " in " (brief(record.expires_at.saturating_duration_since(now))) } div { "its retention ends" } }
+            li { time { (record.expires_at) } span.note { " in " (record.expires_at.age_since(now)) } div { "its retention ends" } }
         }
     }
 }

@@ -1,19 +1,6 @@
 //! How values are shown.
 
-use std::time::Duration;
-
-use idem_core::{OwnerToken, Timestamp};
-
-/// How long from `earlier` to `now`, in the two largest units.
-pub(crate) fn age(now: Timestamp, earlier: Timestamp) -> String {
-    brief(now.saturating_duration_since(earlier))
-}
-
-/// A duration in the two largest units.
-pub(crate) fn brief(duration: Duration) -> String {
-    let text = humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string();
-    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
-}
+use idem_core::OwnerToken;
 
 /// A token in hexadecimal digits.
 pub(crate) fn token(token: &OwnerToken) -> String {

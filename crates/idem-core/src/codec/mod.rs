@@ -192,11 +192,23 @@ fn decode_attempt(number: i64) -> Result<u32, CodecError> {
 fn decode_state(flat: FlatRecord) -> Result<State, CodecError> {
     let failed = |failure, flat| Ok(State::Failed { failure, response: decode_response(flat)? });
     match flat.state {
-        state::IN_PROGRESS => Ok(State::InProgress {
-            lease_until: Timestamp::from_unix_micros(flat.lease_until.ok_or(CodecError::Damaged("lease"))?),
-            acquisition: flat.acquisition.and_then(acquisition).ok_or(CodecError::Damaged("acquisition"))?,
-            takeover: flat.takeover.and_then(takeover).ok_or(CodecError::Damaged("takeover"))?,
-        }),
+        state::IN_PROGRESS => {
+            let lease_until = flat.lease_until.ok_or(CodecError::Damaged("lease"))?;
+            let acquisition = flat.acquisition.and_then(acquisition).ok_or(CodecError::Damaged("acquisition"))?;
+            let takeover = flat.takeover.and_then(takeover).ok_or(CodecError::Damaged("takeover"))?;
+            // A settled record that an edit has turned into one in progress would run again.
+            if flat.status.is_some() || flat.headers.is_some() || flat.body.is_some() {
+                return Err(CodecError::Damaged("answer of a record in progress"));
+            }
+            if flat.not_before.is_some() {
+                return Err(CodecError::Damaged("time of the next attempt"));
+            }
+            // It would count as absent while its owner runs.
+            if lease_until > flat.expires_at {
+                return Err(CodecError::Damaged("end of a record in progress"));
+            }
+            Ok(State::InProgress { lease_until: Timestamp::from_unix_micros(lease_until), acquisition, takeover })
+        }
         state::COMPLETED => Ok(State::Completed { response: decode_response(flat)? }),
         state::FAILED_TERMINAL => failed(Failure::Terminal, flat),
         state::FAILED_OUTCOME_UNKNOWN => failed(Failure::OutcomeUnknown, flat),

@@ -197,7 +197,8 @@ impl Shared {
             _ => None,
         };
         let original = original_trace.map(tracing::field::display);
-        tracing::debug!(outcome = kind.name(), attempt, ?durations, original_trace = original, "decided");
+        let contract = self.contract();
+        tracing::debug!(outcome = kind.name(), ?contract, attempt, ?durations, original_trace = original, "decided");
         let event = self.event(kind, &subject.scope, Some(&subject.id), attempt);
         self.tell(&Event { durations, trace: subject.trace, original_trace, ..event });
     }

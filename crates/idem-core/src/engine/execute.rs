@@ -74,8 +74,7 @@ impl Idempotency {
             let span = tracing::info_span!(
                 "idempotent_operation",
                 operation = operation.scope.operation(),
-                record = %request.id,
-                contract = ?engine.contract()
+                record = %request.id
             );
             let (reply, replied) = Reply::new(Arc::clone(&engine.shared), Subject::of(&request));
             let wait = operation.wait.unwrap_or(engine.shared.settings.wait);

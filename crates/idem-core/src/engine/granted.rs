@@ -19,11 +19,10 @@ use super::hold::{Held, Refusal, is_recent};
 use super::late_acquires::give_back_when_taken;
 use super::observer::{Durations, EventKind};
 use super::probe::{CrashedRun, ProbeOutcome};
-use super::settings::SHORTEST_RETENTION;
 use super::settle::{Settled, SettlementPlan, is_settled_by, release_behind};
 use super::shared::Shared;
 use super::steps::{Ending, report_steps_that_stay};
-use crate::machine::{Lease, Settlement};
+use crate::machine::{Lease, SHORTEST_RETENTION, Settlement};
 use crate::record::Acquisition;
 use crate::store::Writes;
 

@@ -65,13 +65,12 @@ pub use steps::{StandingStep, Step, StepError, StepRecord, StepToUndo, Steps};
 
 use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
-use crate::machine::Acquire;
+use crate::machine::{Acquire, SHORTEST_RETENTION};
 use crate::record::Record;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, StoreError, TransactionalStore};
 use crate::trace::TraceParent;
 use observer::Subject;
-use settings::SHORTEST_RETENTION;
 use shared::{Backend, Group, Shared};
 
 /// Runs operations under one contract on one store. Clones share everything.

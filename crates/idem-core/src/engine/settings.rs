@@ -10,11 +10,8 @@ use tokio::sync::Semaphore;
 
 use super::observer::Observer;
 use super::probe::Probe;
-use crate::machine::{OnMismatch, Term};
+use crate::machine::{OnMismatch, SHORTEST_RETENTION, Term};
 use crate::record_id::RecordIdentity;
-
-/// The shortest time for which a record is kept: a settlement is repeated when its answer is lost.
-pub(super) const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 /// Longer than anything is held or awaited, and short enough that the arithmetic of every clock can take it.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);

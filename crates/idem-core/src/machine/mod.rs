@@ -19,7 +19,7 @@ pub use command::{
     OwnerOutcome, Refusal, Replay, ReplayKind, Resolution, Resolve, ResolveOutcome, Settlement, Term,
 };
 pub use erase::erase;
-pub use expiry::current;
+pub use expiry::{SHORTEST_RETENTION, current};
 pub use owner::{apply, follows};
 pub use resolve::resolve;
 

@@ -1,15 +1,10 @@
 //! The decision on what an operator does: resolve an operation that ended without an answer.
 
-use std::time::Duration;
-
 use super::command::{Refusal, Resolution, Resolve, ResolveOutcome, Settlement};
-use super::expiry::current;
+use super::expiry::{SHORTEST_RETENTION, current};
 use super::owner::{is_settled_so, settled};
 use crate::record::{Failure, OwnerToken, Record, State};
 use crate::timestamp::Timestamp;
-
-/// The least time that a resolved record is kept. With none at all, the next repeat would run again.
-const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 /// Decides what a [`Resolve`] does: returns the record afterwards, and whether it was resolved.
 ///

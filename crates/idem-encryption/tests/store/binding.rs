@@ -14,7 +14,7 @@ use idem_encryption::{EncryptedStore, EncryptionConfig, Keys};
 use idem_testkit::fixture::{LEASE, checkpoint, completed, repeat_of, request, response};
 use proptest::prelude::*;
 
-use crate::support::{File, blob, config, lease, memory, replayed, settle};
+use crate::support::{File, blob, config, key, keys, lease, memory, replayed, settle};
 
 fn store() -> EncryptedStore<idem_core::MemoryStore> {
     memory(config()).0
@@ -316,6 +316,27 @@ fn an_answer_and_a_checkpoint_open_only_in_their_context() {
             let error = of(other).open_record(&lease.id, &record).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{other}");
         }
+    }
+}
+
+/// What a tool that got its keys from an operator finds out before it seals.
+#[test]
+fn a_record_proves_the_primary_key_if_it_has_sealed_a_part_of_it() {
+    let lease = lease_of(1);
+    let answer = store().seal_response(&lease, ReplayKind::Completed, &response()).unwrap();
+    let charged = store().seal_checkpoint(&lease, &checkpoint("charged")).unwrap();
+    let proves = |keys: Keys, record: &Record| {
+        let store = memory(EncryptionConfig::new(keys)).0;
+        store.proves_primary_key(&lease.id, record).map_err(|error| error.kind())
+    };
+    for record in [record(&lease, answer), with_checkpoint(&lease, charged)] {
+        assert_eq!(proves(keys(1, 1), &record), Ok(true));
+        assert_eq!(proves(keys(2, 2), &record), Ok(false), "an old key has sealed it");
+        assert_eq!(proves(Keys::new(3, key(3)), &record), Ok(false));
+        assert_eq!(proves(Keys::new(1, [9; 32]), &record), Err(StoreErrorKind::Corrupt));
+    }
+    for record in [record(&lease, response()), with_checkpoint(&lease, checkpoint("charged"))] {
+        assert_eq!(proves(keys(1, 1), &record), Ok(false), "nothing is sealed");
     }
 }
 

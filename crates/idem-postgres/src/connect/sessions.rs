@@ -18,7 +18,8 @@
 //!   advisory locks.
 //! - COMMIT keeps all of these, as in any connection pool.
 //! - The role is reset before COMMIT.
-//! - If the session has lost its prepared statements or `default_transaction_read_only`, the next `begin` closes it.
+//! - If the session has lost `default_transaction_read_only` or a prepared statement that begins a transaction, the next `begin`
+//!   closes it. If it has lost one that ends a transaction, that one fails and closes it.
 
 use std::fmt;
 use std::num::NonZeroU32;

@@ -181,20 +181,22 @@ impl Transactions {
         counted.map_err(|error| BeginError::SessionUnusable(outage("begin a transaction", error)))?;
         let begun = async {
             let begun = self.ask(&mut session, &sql.begin).await?;
-            let read = if found_record(&begun) { self.ask(&mut session, &sql.read).await? } else { Vec::new() };
+            let read = if found_record(&begun) { Some(self.ask(&mut session, &sql.read).await?) } else { None };
             Ok((begun, read))
         };
         match timeout(client_timeout, begun).await {
-            Ok(Ok((begun, read))) => match read_begun(&begun, &read, &self.settings).map_err(BeginError::Other)? {
-                Ok((lookup, reset_role)) => Ok(BegunTransaction { lookup, session, mark, reset_role }),
-                Err(why) => {
-                    if self.settings.is_from_pool {
-                        // The application can still read in it.
-                        drop(tokio::spawn(session.roll_back_after(String::new())));
+            Ok(Ok((begun, read))) => {
+                match read_begun(&begun, read.as_deref(), &self.settings).map_err(BeginError::Other)? {
+                    Ok((lookup, reset_role)) => Ok(BegunTransaction { lookup, session, mark, reset_role }),
+                    Err(why) => {
+                        if self.settings.is_from_pool {
+                            // The application can still read in it.
+                            drop(tokio::spawn(session.roll_back_after(String::new())));
+                        }
+                        Err(BeginError::SessionUnusable(StoreError::new(StoreErrorKind::Unavailable, why)))
                     }
-                    Err(BeginError::SessionUnusable(StoreError::new(StoreErrorKind::Unavailable, why)))
                 }
-            },
+            }
             Ok(Err(error)) if is_connection_lost(&error) || is_of_a_replica(&error) || is_unprepared(&error) => {
                 Err(BeginError::SessionUnusable(outage("begin a transaction", error)))
             }
@@ -299,10 +301,10 @@ fn settled(begun: Result<BegunTransaction, BeginError>) -> Result<Option<BegunTr
     }
 }
 
-/// Whether the first message found a record.
+/// Whether the first message found a record. So it counts unless the answer says that there is none.
 fn found_record(rows: &[PgRow]) -> bool {
     let found = rows.get(1).and_then(|row| row.try_get(2).ok());
-    found.unwrap_or_default()
+    found.unwrap_or(true)
 }
 
 /// What the transaction found, or why its session cannot be used. Either the server takes no writes, or an earlier handler has
@@ -311,7 +313,7 @@ fn found_record(rows: &[PgRow]) -> bool {
 /// With it comes what takes back a role that the handler takes.
 fn read_begun(
     begun: &[PgRow],
-    read: &[PgRow],
+    read: Option<&[PgRow]>,
     settings: &TransactionSettings,
 ) -> Result<Result<(Lookup, Cow<'static, str>), &'static str>, StoreError> {
     let [lock, look, ..] = begun else { return Err(unexpected_answer()) };
@@ -329,8 +331,9 @@ fn read_begun(
     } else {
         "RESET SESSION AUTHORIZATION;RESET ROLE;".into()
     };
-    let lookup = match read.first() {
-        Some(record) => read_lookup(record, 1)?,
+    let lookup = match read {
+        Some([record, ..]) => read_lookup(record, 1)?,
+        Some([]) => return Err(unexpected_answer()),
         None => {
             let now = Timestamp::from_unix_micros(look.try_get(1).map_err(unreadable)?);
             Lookup { now, presence: Presence::Absent, row: None }

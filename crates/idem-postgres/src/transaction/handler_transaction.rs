@@ -14,13 +14,13 @@ use tokio::time::timeout;
 use crate::batch::verb::FlatSettlement;
 use crate::connect::session::Session;
 use crate::error::{
-    has_ended, is_changed, is_out_of_step, is_out_of_transaction, is_shadowed, is_unprepared, left_unread, may_be_done,
-    out_of_transaction, outage,
+    has_ended, is_changed, is_deallocated, is_out_of_step, is_out_of_transaction, is_shadowed, left_unread,
+    may_be_done, out_of_transaction, outage,
 };
 use crate::sql::{Echo, Sql};
 use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::run::TransactionRun;
-use crate::transaction::statements::{Mark, Whose};
+use crate::transaction::statements::{Connection, Mark};
 
 /// An open transaction for the business writes of a handler.
 ///
@@ -61,7 +61,7 @@ impl PostgresTransaction {
         match settlement {
             Some(settlement) => {
                 let mark = (writes == Writes::Discard).then_some(self.mark);
-                self.run.write_record(&mut sql, Whose::Stores, settlement, mark, echo);
+                self.run.write_record(&mut sql, Connection::Store, settlement, mark, echo);
             }
             None => {
                 sql.push("SELECT ").push(&echo.sql()).push(";");
@@ -129,6 +129,12 @@ impl StoreTransaction for PostgresTransaction {
             }
             // The handler has ended the transaction. What it has set in its session since stays there, so the session is closed.
             Err(error) if has_ended(&error) => Err(out_of_transaction(error)),
+            // The session is closed: it could begin other transactions, and end none.
+            Err(error) if transaction.run.settings.is_prepared && is_deallocated(&error) => {
+                let message =
+                    "the handler has deallocated a statement that the store had prepared; everything was rolled back";
+                Err(StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error))
+            }
             // The server refused a statement, or COMMIT. It keeps nothing, and the session can serve again.
             Err(error) => {
                 let rolled_back = transaction.session.roll_back_after(String::new()).await;
@@ -151,11 +157,6 @@ impl StoreTransaction for PostgresTransaction {
 fn refused(error: sqlx::Error) -> StoreError {
     if is_out_of_transaction(&error) {
         return out_of_transaction(error);
-    }
-    if is_unprepared(&error) {
-        let message =
-            "the handler has deallocated the statements that the store had prepared; everything was rolled back";
-        return StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error);
     }
     if is_shadowed(&error) {
         let message = "the handler has made a savepoint with the name of the store's; everything was rolled back";

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use idem_core::machine::SHORTEST_RETENTION;
 use idem_core::{Acquire, AcquireOutcome, Lease, RecordId, Settlement, StoreError, StoreErrorKind};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
@@ -18,10 +19,7 @@ use crate::sql::{Echo, Sql, own_rows};
 use crate::timeouts::COMMIT_TIMEOUT;
 use crate::transaction::begin::{Decision, Transactions};
 use crate::transaction::run::TransactionRun;
-use crate::transaction::statements::{TransactionSettings, Whose};
-
-/// The shortest time for which a settled record is kept, as in the engine. With none at all, the next repeat would run again.
-const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
+use crate::transaction::statements::{Connection, TransactionSettings};
 
 /// The answer to [`PostgresStore::join`](crate::PostgresStore::join).
 #[derive(Debug)]
@@ -91,7 +89,7 @@ impl JoinedRun {
         sql.push("RELEASE SAVEPOINT ").push(TransactionSettings::join_savepoint()).push(";");
         let known_until = Instant::now().checked_add(retention);
         let echo = Echo::random();
-        self.run.write_record(&mut sql, Whose::Callers, &settlement, None, echo);
+        self.run.write_record(&mut sql, Connection::Caller, &settlement, None, echo);
         let sql = AssertSqlSafe(sql.into_text());
         let writing = async { echo.expect_in(&sqlx::raw_sql(sql).fetch_all(connection).await?) };
         match timeout(COMMIT_TIMEOUT, writing).await {

@@ -10,7 +10,7 @@ use crate::batch::verb::{FlatSettlement, Lookup, Presence};
 use crate::records::Records;
 use crate::sql::{Echo, Sql, readable};
 use crate::timeouts::{OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT};
-use crate::transaction::statements::{Argument, Mark, TransactionSettings, Whose};
+use crate::transaction::statements::{Argument, Connection, Mark, TransactionSettings};
 
 /// The longest time that a settlement adds to the server's, in microseconds: 73,000 years. The sum of two of them and the time
 /// is no overflow.
@@ -42,7 +42,7 @@ impl TransactionRun {
     pub(crate) fn write_record(
         &self,
         sql: &mut Sql,
-        whose: Whose,
+        on: Connection,
         settlement: &FlatSettlement,
         discarded: Option<Mark>,
         echo: Echo,
@@ -57,7 +57,7 @@ impl TransactionRun {
         let name = flat.checkpoint_name.as_deref().map(str::as_bytes).filter(|_| is_failure);
         let data = flat.checkpoint_data.as_deref().filter(|_| is_failure);
         let [wait, retention] = [settlement.retry_after, Some(settlement.retention)].map(bounded);
-        self.settings.reserve(sql, whose, schema.lock(&self.id), discarded);
+        self.settings.reserve(sql, on, schema.lock(&self.id), discarded);
         let arguments = [
             Argument::Bytes(Some(self.id.as_bytes())),
             Argument::Bytes(Some(&namespace)),
@@ -85,10 +85,15 @@ impl TransactionRun {
             Some(previous) if !was_expired => self.settings.replace(sql, previous.version, arguments),
             expired => {
                 if let Some(previous) = expired {
-                    sql.push("SELECT ").push(schema.quoted()).push(".idem_forget_v1(").bytes(self.id.as_bytes());
-                    sql.push(",").number(previous.version).push(");");
+                    sql.push("SELECT ").push(schema.quoted()).push(".idem_forget_v1(");
+                    sql.number(self.settings.lock_timeout)
+                        .push(",")
+                        .bytes(self.id.as_bytes())
+                        .push(",")
+                        .number(previous.version)
+                        .push(");");
                 }
-                self.settings.insert(sql, whose, &arguments);
+                self.settings.insert(sql, on, &arguments);
             }
         }
     }

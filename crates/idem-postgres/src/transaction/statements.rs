@@ -1,4 +1,4 @@
-//! The statements that every handler's transaction begins with.
+//! The statements that begin and end a handler's transaction.
 
 use std::sync::OnceLock;
 
@@ -19,10 +19,9 @@ pub(crate) struct TransactionSettings {
     /// Whether the session is of a pool of the application, whose role and user the lock statement then answers.
     pub(crate) is_from_pool: bool,
     /// Whether sessions keep the next four statements prepared.
-    is_prepared: bool,
+    pub(crate) is_prepared: bool,
     lock: StoreStatement,
-    /// Whether there is a record. Most runs are first ones, and to prepare the server for all of its columns takes longer than to
-    /// look.
+    /// Whether there is a record. For first runs, which most are, that costs the server less than a query for all columns.
     look: StoreStatement,
     reserve: StoreStatement,
     insert: StoreStatement,
@@ -85,7 +84,8 @@ impl TransactionSettings {
             read,
             // A plan is kept, and must use the index even if it is made while the table is nearly empty.
             look_settings: format!("{wait}SET LOCAL enable_seqscan=off;"),
-            read_settings: format!("{wait}SET LOCAL bytea_output=hex;"),
+            // A sequential scan would lock the whole table against serializable transactions.
+            read_settings: format!("{wait}SET LOCAL enable_seqscan=off;SET LOCAL bytea_output=hex;"),
             clear_mark: schema.localise(&format!("SET LOCAL idem.mark='';{unprepare}")),
             savepoint: format!("idem_{:016x}", Mark::random().0),
             max_transactions: config.max_transactions.get(),
@@ -138,27 +138,28 @@ impl TransactionSettings {
         }
     }
 
-    /// Adds the statement that waits for all that the settlement waits for; see `idem_reserve_v1`.
-    pub(crate) fn reserve(&self, sql: &mut Sql, whose: Whose, lock: i64, discarded: Option<Mark>) {
+    /// Adds the statement that waits for the locks of a settlement; see `idem_reserve_v1`.
+    pub(crate) fn reserve(&self, sql: &mut Sql, on: Connection, lock: i64, discarded: Option<Mark>) {
         let mark = Argument::Number(discarded.map(|mark| mark.0));
         let arguments = [Argument::Number(Some(self.lock_timeout)), Argument::Number(Some(lock)), mark];
-        match whose {
-            Whose::Stores => self.write(sql, &self.reserve, &arguments),
-            Whose::Callers => self.reserve.write_text(sql, &arguments),
+        match on {
+            Connection::Store => self.write(sql, &self.reserve, &arguments),
+            Connection::Caller => self.reserve.write_text(sql, &arguments),
         }
     }
 
     /// Adds the statement that inserts a settled record. Its row ends with an echo.
-    pub(crate) fn insert(&self, sql: &mut Sql, whose: Whose, arguments: &RecordArguments<'_>) {
-        match whose {
-            Whose::Stores => self.write(sql, &self.insert, arguments),
-            Whose::Callers => self.insert.write_text(sql, arguments),
+    pub(crate) fn insert(&self, sql: &mut Sql, on: Connection, arguments: &RecordArguments<'_>) {
+        match on {
+            Connection::Store => self.write(sql, &self.insert, arguments),
+            Connection::Caller => self.insert.write_text(sql, arguments),
         }
     }
 
     /// Adds the statement that replaces the record of an earlier attempt. Its row ends with an echo.
     pub(crate) fn replace(&self, sql: &mut Sql, version: i64, arguments: RecordArguments<'_>) {
-        let arguments: Vec<_> = arguments.into_iter().chain([Argument::Number(Some(version))]).collect();
+        let more = [version, self.lock_timeout].map(|number| Argument::Number(Some(number)));
+        let arguments: Vec<_> = arguments.into_iter().chain(more).collect();
         self.replace.write_text(sql, &arguments);
     }
 
@@ -196,14 +197,15 @@ impl TransactionSettings {
     }
 }
 
-/// Whose connection a statement is for. A session of the store keeps statements prepared.
+/// The connection that a statement is for. A session of the store keeps statements prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
-    Stores,
-    Callers,
+pub(crate) enum Connection {
+    Store,
+    Caller,
 }
 
-/// An argument of a [`StoreStatement`]. Its literal has nothing but digits and, between quotes, commas.
+/// An argument of a [`StoreStatement`]. Its literal is made of numbers, hexadecimal digits and casts, so that no value can be
+/// mistaken for SQL.
 pub(crate) enum Argument<'a> {
     Number(Option<i64>),
     Bytes(Option<&'a [u8]>),
@@ -284,8 +286,8 @@ impl StoreStatement {
         Self { name: "idem_reserve", types: "(BIGINT, BIGINT, BIGINT)", text }
     }
 
-    /// Inserts a settled record. Its unique index refuses it if there is one, and a record that is not expired is replaced by
-    /// `idem_put_v1` instead.
+    /// Inserts a settled record, where there is none. Another one is kept from being made meanwhile by the lock of the operation
+    /// and `idem_reserve_v1`, with partitions by these alone: only without partitions is there a unique index over all records.
     ///
     /// The arguments are in the order of the columns, with the skew for `updated_at`, how long to wait before the next attempt
     /// for `not_before`, and how long to keep it for `expires_at`. The last one is returned.
@@ -309,11 +311,11 @@ impl StoreStatement {
         Self { name: "idem_insert", types, text: schema.localise(&text) }
     }
 
-    /// Replaces the record of an earlier attempt. The arguments are those of [`insert`](Self::insert) and the version. It is never
-    /// prepared: few runs are further attempts.
+    /// Replaces the record of an earlier attempt. The arguments are those of [`insert`](Self::insert), the version, and how long to
+    /// wait for the row. It is never prepared: few runs are further attempts.
     fn replace(schema: &Schema) -> Self {
         let text = "SELECT \"idem\".idem_put_v1($1, $21, $3, $5::SMALLINT, $6, $7, $8, $9, $10::SMALLINT, $11, $12, $13, $14, $15, $16, \
-             $17, $18, $19), $20";
+             $17, $18, $19, $22), $20";
         Self { name: "", types: "", text: schema.localise(text) }
     }
 

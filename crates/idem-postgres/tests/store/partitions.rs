@@ -2,11 +2,13 @@
 //!
 //! Some schedules need two statements at the same moment; they are forced by locks that a referee holds.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
 use idem_core::{
-    AcquireOutcome, Begin, IdempotencyStore, Lease, OwnerOutcome, Purge, Settlement, Term, TransactionalStore, Writes,
+    AcquireOutcome, Begin, IdempotencyStore, Inspect, Lease, OwnerOutcome, Purge, RecordCounts, RecordFilter,
+    Settlement, Term, TransactionalStore, Writes,
 };
 use idem_postgres::{Isolation, PostgresConfig, PostgresStore, Purger, PurgerSettings, TimeOffset};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
@@ -226,5 +228,53 @@ async fn a_partition_that_goes_under_a_transaction_that_runs_an_expired_record_a
         assert!(matches!(store.acquire(&repeat_of(&old)).await.unwrap(), AcquireOutcome::Replay(_)));
         assert_eq!(rows(&schema).await, 1);
         purger.stop().await;
+    }
+}
+
+/// Partitions have rows at the same places, so a part of a scan can end between two of them.
+#[tokio::test]
+async fn a_scan_has_each_row_of_a_place_that_two_partitions_have() {
+    const EACH: usize = 4;
+    let (schema, offset) = (Schema::new(), TimeOffset::default());
+    let config = schema.config().partitioned(HOUR).time_offset(offset.clone());
+    let store = PostgresStore::open(config).await.unwrap();
+    let mut expected = Vec::new();
+    for _ in 0..2 {
+        for _ in 0..EACH {
+            let request = idem_core::Acquire { term: Term { lease: HOUR, retention: 24 * HOUR }, ..request() };
+            assert!(matches!(store.acquire(&request).await.unwrap(), AcquireOutcome::Acquired(_)));
+            expected.push(request.id);
+        }
+        offset.advance(3 * HOUR);
+    }
+    expected.sort_unstable();
+    let shared = format!(
+        "SELECT count(*) FROM (SELECT FROM {}.idem_records GROUP BY ctid HAVING count(DISTINCT tableoid) = 2) AS shared",
+        schema.name
+    );
+    assert_eq!(number(&mut connection().await, shared).await, i64::try_from(EACH).unwrap());
+    for limit in 1..=2 * EACH {
+        let limit = NonZeroU32::new(u32::try_from(limit).unwrap()).unwrap();
+        let (mut listed, mut from) = (Vec::new(), None);
+        loop {
+            let page = store.list(&RecordFilter::default(), from.as_ref(), limit).await.unwrap();
+            listed.extend(page.records.iter().map(|record| record.id));
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        listed.sort_unstable();
+        assert_eq!(listed, expected, "parts of {limit}");
+        let (mut counts, mut from) = (RecordCounts::default(), None);
+        loop {
+            let page = store.count(from.as_ref(), limit).await.unwrap();
+            counts.merge(&page.counts);
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        assert_eq!(counts.scanned(), expected.len() as u64, "parts of {limit}");
     }
 }

@@ -11,7 +11,7 @@ use idem_core::{
     Settlement, StoreErrorKind, StoreTransaction, TransactionalStore, Writes,
 };
 use idem_postgres::{Isolation, PostgresConfig, PostgresStore, PostgresTransaction, TimeOffset};
-use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, completed, repeat_of, request, retryable};
+use idem_testkit::fixture::{BACKOFF, KEPT, LEASE, RETENTION, completed, repeat_of, request, retryable};
 use idem_testkit::{FaultyStore, Verb};
 use sqlx::{AssertSqlSafe, Connection};
 
@@ -470,16 +470,46 @@ async fn a_record_waits_for_others_as_long_as_the_store_says_whatever_the_handle
 }
 
 #[tokio::test]
+async fn a_record_waits_for_its_row_as_long_as_the_store_says_whatever_the_handler_has_set() {
+    let database = Database::with(|config| config.lock_timeout(Duration::from_millis(300))).await;
+    // The row of an attempt that is over, and that of a record that has expired.
+    for passed in [LEASE, LEASE + RETENTION] {
+        let crashed = request();
+        assert!(matches!(database.store.acquire(&crashed).await.unwrap(), AcquireOutcome::Acquired(_)));
+        database.offset.advance(passed);
+        for (setting, is_freed) in [("0", false), ("'5ms'", true)] {
+            let (_, mut transaction) = database.begin(&repeat_of(&crashed)).await;
+            database.write(&mut *transaction).await;
+            let set = AssertSqlSafe(format!("SET LOCAL lock_timeout = {setting}"));
+            sqlx::raw_sql(set).execute(&mut **handlers(&mut *transaction)).await.unwrap();
+            let mut other = connection().await;
+            sql(&mut other, format!("BEGIN;SELECT FROM {}.idem_records FOR UPDATE", database.schema.name)).await;
+            let finishing = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
+            if is_freed {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                sql(&mut other, "ROLLBACK").await;
+                assert_eq!(finishing.await.unwrap().unwrap(), OwnerOutcome::Applied);
+            } else {
+                assert_eq!(finishing.await.unwrap().unwrap_err().kind(), StoreErrorKind::Timeout);
+                sql(&mut other, "ROLLBACK").await;
+            }
+        }
+        sql(&mut connection().await, format!("DELETE FROM {}.idem_records", database.schema.name)).await;
+    }
+    assert_eq!(database.effects().await, 2);
+}
+
+#[tokio::test]
 async fn a_handler_that_makes_its_session_forget_fails_alone() {
     let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
-    for _ in 0..3 {
+    for forget in ["DEALLOCATE ALL", "DEALLOCATE idem_reserve", "DEALLOCATE idem_insert"] {
         let request = request();
         let (_, mut transaction) = database.begin(&request).await;
         database.write(&mut *transaction).await;
-        sqlx::raw_sql("DEALLOCATE ALL").execute(&mut **handlers(&mut *transaction)).await.unwrap();
+        sqlx::raw_sql(forget).execute(&mut **handlers(&mut *transaction)).await.unwrap();
         let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::TransactionFailed);
-        assert!(error.to_string().contains("the handler has deallocated the statements"), "{error}");
+        assert!(error.to_string().contains("the handler has deallocated a statement"), "{error}");
         let (_, mut transaction) = database.begin(&request).await;
         database.write(&mut *transaction).await;
         assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);

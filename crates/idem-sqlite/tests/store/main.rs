@@ -5,6 +5,7 @@ mod batches;
 mod conformance;
 mod database;
 mod engine;
+mod erasing;
 mod from_pool;
 mod outages;
 mod shadows;

@@ -26,6 +26,10 @@ pub enum Verb {
     Begin,
     /// [`StoreTransaction::finish`](idem_core::StoreTransaction::finish).
     Finish,
+    /// [`Operate::resolve`](idem_core::Operate::resolve).
+    Resolve,
+    /// [`Operate::erase`](idem_core::Operate::erase).
+    Erase,
 }
 
 /// What happens to one call.

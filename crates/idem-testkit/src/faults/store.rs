@@ -1,13 +1,15 @@
 //! The store that injects faults.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use idem_core::{
-    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, IdempotencyStore, Lease, LeaseRenewer,
-    LiveRecord, OwnerOutcome, Record, RecordId, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, DurableStore, Erase, EraseOutcome, IdempotencyStore,
+    Lease, LeaseRenewer, LiveRecord, Operate, OwnerOutcome, Record, RecordId, Repair, RepairNote, Resolve,
+    ResolveOutcome, Settlement, SettlementListener, StoreError, Term, TransactionalStore,
 };
 
 use super::plan::{Fault, Plan, Verb};
@@ -177,6 +179,28 @@ impl<S: DurableStore + ?Sized> DurableStore for FaultyStore<S> {
 
     fn may_be_copied(&self) -> bool {
         self.inner.may_be_copied()
+    }
+}
+
+/// Notes do not fail.
+#[async_trait]
+impl<S: Operate + ?Sized> Operate for FaultyStore<S> {
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        let (inner, request) = (Arc::clone(&self.inner), request.clone());
+        self.plan.call(Verb::Resolve, async move { inner.resolve(&request).await }).await
+    }
+
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        let (inner, request) = (Arc::clone(&self.inner), request.clone());
+        self.plan.call(Verb::Erase, async move { inner.erase(&request).await }).await
+    }
+
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        self.inner.note(note).await
+    }
+
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        self.inner.repairs(limit).await
     }
 }
 

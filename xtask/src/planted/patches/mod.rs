@@ -10,6 +10,7 @@ mod http;
 mod jobs;
 mod machine;
 mod messages;
+mod operators;
 mod postgres;
 mod postgres_schema;
 mod postgres_unanswered;
@@ -70,6 +71,7 @@ pub(super) fn patches() -> impl Iterator<Item = &'static Patch> {
         http::PATCHES,
         jobs::PATCHES,
         messages::PATCHES,
+        operators::PATCHES,
         postgres::PATCHES,
         postgres_schema::PATCHES,
         postgres_unanswered::PATCHES,

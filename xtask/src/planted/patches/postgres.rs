@@ -499,11 +499,11 @@ pub(super) const PATCHES: &[Patch] = &[
         "joined-record-of-an-ended-transaction",
         &["postgres-join"],
         JOIN,
-        "self.run.write_record(&mut sql, Whose::Callers, &settlement, None, echo);",
+        "self.run.write_record(&mut sql, Connection::Caller, &settlement, None, echo);",
         "if PLANTED {
             sql = Sql::default();
         }
-        self.run.write_record(&mut sql, Whose::Callers, &settlement, None, echo);",
+        self.run.write_record(&mut sql, Connection::Caller, &settlement, None, echo);",
     ),
     patch(
         "ticket-takes-a-transaction-that-goes-on-for-rolled-back",
