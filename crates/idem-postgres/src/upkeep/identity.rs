@@ -70,37 +70,6 @@ impl Upkeep {
              SELECT number, names FROM others;COMMIT"
         ));
         let rows = self.run(what, sql, self.client_timeout).await?;
-        let row = rows.first().ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, "idem_identity is empty"))?;
-        let read = || Ok(ServerHistory { remembered: row.try_get(0)?, current: row.try_get(1)? });
-        read().map_err(|error| outage(what, error))
-    }
-
-    pub(crate) async fn remember_history(&self) -> Result<(), StoreError> {
-        let mut sql = Sql::default();
-        sql.push(BEGIN).push(&self.local_settings).push("UPDATE ").push(self.records.schema.quoted());
-        sql.push(".idem_identity SET history=").push(CURRENT).push(";COMMIT");
-        self.run("remember the history of the server", sql, self.client_timeout).await.map(drop)
-    }
-
-    pub(crate) async fn renew_identity(&self) -> Result<(), StoreError> {
-        let what = "give the records a new identity";
-        let identity = format!("{}.idem_identity", self.records.schema.quoted());
-        let mut sql = Sql::default();
-        sql.push(BEGIN).push(&self.local_settings);
-        // A process that opens its store after the count waits for the new identity.
-        sql.push("LOCK TABLE ").push(&identity).push(" IN ACCESS EXCLUSIVE MODE;");
-        // A role that may not see the activity of another one gets no backend_type. Workers of the server have no role.
-        sql.push(
-            "WITH others AS MATERIALIZED (\
-             SELECT pg_catalog.count(*) AS number, pg_catalog.string_agg(DISTINCT application_name, ', ') AS names \
-             FROM pg_catalog.pg_stat_activity WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database() \
-             AND usesysid IS NOT NULL AND (backend_type IS NULL OR backend_type OPERATOR(pg_catalog.=) 'client backend') \
-             AND application_name OPERATOR(pg_catalog.<>) pg_catalog.current_setting('application_name')),",
-        );
-        sql.push("renewed AS (UPDATE ").push(&identity).push(" SET identity=pg_catalog.gen_random_uuid(),history=");
-        sql.push(CURRENT).push(" WHERE (SELECT number FROM ").push("others) OPERATOR(pg_catalog.=) 0)");
-        sql.push("SELECT number, names FROM ").push("others;COMMIT");
-        let rows = self.run(what, sql, self.client_timeout).await?;
         let others = rows.first().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose();
         let (count, names): (i64, Option<String>) = others.map_err(|error| outage(what, error))?.unwrap_or_default();
         if count > 0 {
