@@ -17,11 +17,11 @@ use idem_log::Log;
 use crate::support::{Database, Runs, Wire, at_most_once, begin, memory, post, send, serve};
 
 /// A route that answers 201 with these chunks, some of them broken.
-fn chunked(runs: &Runs, chunks: &'static [Result<&str, ()>], layer: IdempotencyLayer<SingleTenant>) -> Router {
+fn chunked(runs: &Runs, chunks: &'static [Result<&str, &str>], layer: IdempotencyLayer<SingleTenant>) -> Router {
     let runs = runs.clone();
     let handler = async move || {
         runs.next();
-        let chunk = |chunk: &Result<&'static str, ()>| chunk.map(Bytes::from).map_err(|()| Error::other("broken"));
+        let chunk = |chunk: &Result<&'static str, &'static str>| chunk.map(Bytes::from).map_err(Error::other);
         (StatusCode::CREATED, Body::from_stream(stream::iter(chunks.iter().map(chunk))))
     };
     Router::new().route("/p", on_post(handler).layer(layer))
@@ -69,7 +69,7 @@ async fn a_body_of_another_length_than_declared_is_a_failure() {
 #[tokio::test]
 async fn a_body_that_breaks_off_under_the_limit_is_a_failure_and_not_its_first_half() {
     let runs = Runs::default();
-    let router = chunked(&runs, &[Ok("1234"), Err(())], small());
+    let router = chunked(&runs, &[Ok("1234"), Err("broken")], small());
     send(&router, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
     let again = send(&router, post("/p", "k")).await;
     again.assert_problem_document(ProblemKind::HandlerFailed);
@@ -80,16 +80,17 @@ async fn a_body_that_breaks_off_under_the_limit_is_a_failure_and_not_its_first_h
 #[tokio::test]
 async fn a_body_that_breaks_off_is_the_fault_of_its_contract() {
     let (log, runs, database) = (Log::of_process(), Runs::default(), Database::new().await);
-    let router = chunked(&runs, &[Ok("1234"), Err(())], database.layer());
+    let router = chunked(&runs, &[Ok("1234"), Err("torn in a transaction")], database.layer());
     for _ in 0..2 {
         send(&router, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
     }
     assert_eq!(runs.count(), 2, "under Transactional the key is free");
-    let logged = log.lines(&["a failure of its handler record=", "cannot be used: it broke off"]);
+    let logged =
+        log.lines(&["a failure of its handler record=", "cannot be used: it broke off: torn in a transaction"]);
     assert_eq!(logged.len(), 2, "{logged:?}");
     let runs = Runs::default();
     let layer = IdempotencyLayer::at_least_once(memory()).single_tenant();
-    let router = chunked(&runs, &[Ok("1234"), Err(())], layer);
+    let router = chunked(&runs, &[Ok("1234"), Err("broken")], layer);
     send(&router, post("/p", "k")).await.assert_problem(ProblemKind::HandlerFailed);
     send(&router, post("/p", "k")).await.assert_problem(ProblemKind::Backoff);
     assert_eq!(runs.count(), 1, "under AtLeastOnce it rests");
@@ -98,7 +99,7 @@ async fn a_body_that_breaks_off_is_the_fault_of_its_contract() {
 #[tokio::test]
 async fn a_body_that_breaks_off_over_the_limit_breaks_off_and_never_runs_again() {
     let runs = Runs::default();
-    let router = chunked(&runs, &[Ok("123456789"), Ok("more"), Err(())], small());
+    let router = chunked(&runs, &[Ok("123456789"), Ok("more"), Err("broken")], small());
     let response = begin(&router, post("/p", "k")).await;
     assert_eq!(response.status(), StatusCode::CREATED);
     let mut body = response.into_body();
