@@ -121,7 +121,6 @@ pub(crate) fn are_a_record(flat: &FlatRecord) -> bool {
     let is_running = flat.lease_until.is_some()
         && flat.acquisition.is_some_and(|number| (1..=4).contains(&number))
         && flat.takeover.is_some_and(|number| (1..=3).contains(&number))
-        && flat.lease_until <= Some(flat.expires_at)
         && (flat.not_before, flat.status) == (None, None)
         && flat.headers.is_none()
         && flat.body.is_none();

@@ -203,10 +203,6 @@ fn decode_state(flat: FlatRecord) -> Result<State, CodecError> {
             if flat.not_before.is_some() {
                 return Err(CodecError::Damaged("time of the next attempt"));
             }
-            // It would count as absent while its owner runs.
-            if lease_until > flat.expires_at {
-                return Err(CodecError::Damaged("end of a record in progress"));
-            }
             Ok(State::InProgress { lease_until: Timestamp::from_unix_micros(lease_until), acquisition, takeover })
         }
         state::COMPLETED => Ok(State::Completed { response: decode_response(flat)? }),
