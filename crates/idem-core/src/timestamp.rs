@@ -38,6 +38,8 @@ impl Timestamp {
     }
 
     /// How long from `earlier` to this point, as tools show it to operators: the two largest units, as in `2days 1h`, `5m 3s` and `0s`.
+    ///
+    /// The crate `humantime` prints all units. It would come into the core for this alone.
     #[must_use]
     pub fn age_since(self, earlier: Self) -> String {
         let seconds = self.saturating_duration_since(earlier).as_secs();

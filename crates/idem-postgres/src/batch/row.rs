@@ -39,7 +39,12 @@ pub(crate) fn read_lookup(row: &PgRow, first: usize) -> Result<Lookup, StoreErro
 
 /// Reads the record of [`RECORD_COLUMNS`], without the version before it.
 pub(crate) fn read_record(row: &PgRow, first: usize) -> Result<Record, StoreError> {
-    Record::try_from(flat(row, first).map_err(unreadable)?).map_err(unreadable)
+    let flat = flat(row, first).map_err(unreadable)?;
+    if flat.lease_until.is_some_and(|lease_until| lease_until > flat.expires_at) {
+        // It would count as absent while its owner runs.
+        return Err(unreadable("the record ends before its lease"));
+    }
+    Record::try_from(flat).map_err(unreadable)
 }
 
 fn flat(row: &PgRow, first: usize) -> Result<FlatRecord, sqlx::Error> {

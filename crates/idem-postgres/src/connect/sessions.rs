@@ -19,7 +19,7 @@
 //! - COMMIT keeps all of these, as in any connection pool.
 //! - The role is reset before COMMIT.
 //! - If the session has lost `default_transaction_read_only` or a prepared statement that begins a transaction, the next `begin`
-//!   closes it. If it has lost one that ends a transaction, that one fails and closes it.
+//!   closes it. If it has lost one that ends a transaction, the settlement fails and the session is closed.
 
 use std::fmt;
 use std::num::NonZeroU32;

@@ -183,7 +183,7 @@ async fn what_is_wrong_is_said_at_the_start() {
 
 #[tokio::test]
 async fn a_row_that_no_record_can_be_is_refused_by_its_reader() {
-    const IMPOSSIBLE: [&str; 16] = [
+    const IMPOSSIBLE: [&str; 17] = [
         "fingerprint_algorithm = 65536",
         "fingerprint = '\\x00'",
         "owner = '\\x00'",
@@ -199,6 +199,7 @@ async fn a_row_that_no_record_can_be_is_refused_by_its_reader() {
         "status = 200, headers = '\\x'",
         "headers = '\\x'",
         "body = '\\x'",
+        "expires_at = lease_until - 1",
         "checkpoint_name = '\\x'",
     ];
     let schema = Schema::new();

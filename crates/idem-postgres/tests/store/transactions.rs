@@ -486,7 +486,16 @@ async fn a_record_waits_for_its_row_as_long_as_the_store_says_whatever_the_handl
             sql(&mut other, format!("BEGIN;SELECT FROM {}.idem_records FOR UPDATE", database.schema.name)).await;
             let finishing = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
             if is_freed {
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                // It has waited for longer than the handler's setting.
+                let waiting = format!(
+                    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted
+                    AND waitstart < clock_timestamp() - INTERVAL '20 ms' AND strpos(query, '{}') > 0",
+                    database.schema.name
+                );
+                let mut watch = connection().await;
+                while number(&mut watch, waiting.clone()).await == 0 && !finishing.is_finished() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
                 sql(&mut other, "ROLLBACK").await;
                 assert_eq!(finishing.await.unwrap().unwrap(), OwnerOutcome::Applied);
             } else {
