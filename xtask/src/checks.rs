@@ -44,6 +44,7 @@ pub(crate) fn mutants() -> Result<(), Box<dyn Error>> {
 /// Files that packages embed from top-level folders: the crate, its symbolic link, and a file behind the link.
 const EMBEDDED: &[(&str, &str, &str)] = &[
     ("idem-sqlite", "migrations", "0001_records.sql"),
+    ("idem-mysql", "migrations", "0001_records.sql"),
     ("idem-postgres", "migrations", "0002_verbs.sql"),
     ("idem-postgres", "migrations", "partitions.sql"),
     ("idem-redis", "lua", "look.lua"),

@@ -32,6 +32,8 @@ enum Task {
     TestJobs,
     /// Runs the tests of the inbox and the outbox, with real brokers.
     TestMessaging,
+    /// Runs the tests of the store on MariaDB, after it has installed MariaDB if this machine lacks it.
+    TestMysql,
     /// Opens the example's page in a headless Chromium, and renders the diagrams of the pages (needs python3).
     TestBrowser,
     /// Runs the tests of `examples/drivers`, which kill programs with other database drivers at every message.
@@ -119,6 +121,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::Test => test::run()?,
         Task::TestJobs => test::jobs()?,
         Task::TestMessaging => test::messaging()?,
+        Task::TestMysql => test::mysql()?,
         Task::TestBrowser => browser::run()?,
         Task::TestDrivers => test::drivers()?,
         Task::TestClient => test::client()?,
@@ -131,6 +134,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             test::run()?;
             test::jobs()?;
             test::messaging()?;
+            test::mysql()?;
             test::compile_fail()?;
             test::drivers()?;
             browser::run()?;

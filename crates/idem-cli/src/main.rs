@@ -15,7 +15,7 @@ use tracing_subscriber::EnvFilter;
 use commands::console;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use commands::parked;
-use commands::{check, erase, generate, identity, list, purge, repairs, resolve, show, stats, sweep, watch};
+use commands::{capacity, check, erase, generate, identity, list, purge, repairs, resolve, show, stats, sweep, watch};
 use store::StoreOptions;
 
 /// Finds, explains and repairs records of idempotent operations.
@@ -70,6 +70,8 @@ enum Command {
     /// Shows records in a browser on this machine, and repairs them there.
     #[cfg(feature = "console")]
     Console(console::Options),
+    /// Computes what a store needs for a rate of operations. It asks no store.
+    Capacity(capacity::Options),
     /// Prints the completions of a shell.
     Completions(generate::Completions),
     /// Prints a page for man: `idem man | man -l -`.
@@ -118,6 +120,7 @@ async fn run(arguments: Arguments) -> Result<Ended, Box<dyn Error>> {
         Command::Check => return check::run(&store, json).await,
         #[cfg(any(feature = "postgres", feature = "sqlite"))]
         Command::Parked(options) => return parked::run(&store, &options, json).await,
+        Command::Capacity(options) => return capacity::run(&options, json),
         Command::Completions(options) => return generate::completions(Arguments::command(), &options),
         Command::Man(options) => return generate::man(Arguments::command(), &options),
         Command::Migrate => {
@@ -127,7 +130,7 @@ async fn run(arguments: Arguments) -> Result<Ended, Box<dyn Error>> {
         command => (command, store.open().await?),
     };
     match options {
-        Command::Check | Command::Migrate | Command::Completions(_) | Command::Man(_) => Ok(Ended::Done),
+        Command::Check | Command::Migrate | Command::Capacity(_) | Command::Completions(_) | Command::Man(_) => Ok(Ended::Done),
         #[cfg(any(feature = "postgres", feature = "sqlite"))]
         Command::Parked(_) => Ok(Ended::Done),
         Command::Stats(options) => stats::run(&*store, &options, json).await,

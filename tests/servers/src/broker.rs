@@ -36,9 +36,7 @@ impl Broker {
             let keeper = Keeper::start(None, folder.path(), keeper::KILL, command(folder.path(), port)?)?;
             let mut broker = Broker { keeper, folder, port, ready, server: None };
             match broker.start_again() {
-                Err(Error::Failed { log, .. })
-                    if attempt < ATTEMPTS && (log.contains("address already in use") || log.contains("eaddrinuse")) =>
-                {
+                Err(Error::Failed { log, .. }) if attempt < ATTEMPTS && is_port_taken(&log) => {
                     attempt += 1;
                 }
                 result => return result.map(|()| broker),
@@ -79,4 +77,9 @@ impl Broker {
     pub(crate) fn log(&self) -> Result<String, Error> {
         self.keeper.log()
     }
+}
+
+fn is_port_taken(log: &str) -> bool {
+    let log = log.to_ascii_lowercase();
+    log.contains("address already in use") || log.contains("eaddrinuse")
 }

@@ -1,6 +1,6 @@
 //! Real servers for tests. Private servers are [`Postgres`], [`PgBouncer`], [`PostgresPair`] (a primary with a standby),
 //! [`Redis`], [`RedisSentinel`] (a group with Sentinels), [`RedisCluster`],
-//! [`Nats`], [`RabbitMq`] and [`Prometheus`].
+//! [`MariaDb`], [`Nats`], [`RabbitMq`] and [`Prometheus`].
 //!
 //! Each server has its own folder and port, and both are gone when its value is dropped. It does not outlive the process that
 //! started it, however that process ends: a small shell waits for the end of a pipe that only this process holds.
@@ -24,6 +24,7 @@ mod clock;
 mod container;
 mod error;
 mod keeper;
+mod mariadb;
 mod nats;
 mod pgbouncer;
 mod port;
@@ -39,6 +40,7 @@ mod upstream;
 
 pub use clock::Clock;
 pub use error::Error;
+pub use mariadb::MariaDb;
 pub use nats::Nats;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Postgres, PostgresPair, PostgresTemplate};

@@ -1,4 +1,5 @@
-//! `cargo xtask test`: the tests of the core, the stores and HTTP. `test-jobs`: those of jobs. `test-messaging`: those of messages.
+//! `cargo xtask test`: the tests of the core, the stores and HTTP. `test-jobs`: those of jobs. `test-messaging`: those of
+//! messages. `test-mysql`: those of the store on MariaDB.
 
 mod runner;
 
@@ -17,6 +18,9 @@ const PROGRAMS: [(&str, &str); 4] =
 /// The same for the tests of messages.
 const BROKERS: [(&str, &str); 2] = [("nats-server", "nats-server"), ("rabbitmq-server", "rabbitmq-server")];
 
+/// The same for the tests of the store on MariaDB.
+const MARIADB: [(&str, &str); 1] = [("mariadbd", "mariadb-server")];
+
 /// This package builds a second dependency graph, so `cargo xtask ci` runs it separately.
 const COMPILE_FAIL: &str = "idem-compile-fail";
 
@@ -29,6 +33,7 @@ const BROWSER: &str = "idem-browser";
 /// The tests of these packages have separate commands, which build nothing that `cargo xtask test` has not built.
 const JOBS: [&str; 2] = ["idem-jobs", "reports"];
 const MESSAGING: [&str; 3] = ["idem-inbox", "idem-outbox", "consumer"];
+const MYSQL: [&str; 1] = ["idem-mysql"];
 
 /// The arguments that select what to build and run.
 const ALL: [&str; 9] =
@@ -42,7 +47,8 @@ pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     provision(&PROGRAMS)?;
     checks::core_is_pure()?;
     let mut executables = Executable::build(&mut cargo(&ALL))?;
-    executables.retain(|executable| !is_of(executable, &JOBS) && !is_of(executable, &MESSAGING));
+    executables
+        .retain(|executable| ![&JOBS[..], &MESSAGING, &MYSQL].iter().any(|packages| is_of(executable, packages)));
     let place = |executable: &Executable| {
         let is_it = |(package, name): &(&str, &str)| executable.package.ends_with(package) && executable.name == *name;
         LONG.iter().position(is_it).unwrap_or(LONG.len())
@@ -67,6 +73,12 @@ pub(crate) fn jobs() -> Result<(), Box<dyn Error>> {
 pub(crate) fn messaging() -> Result<(), Box<dyn Error>> {
     provide_brokers()?;
     packages(&MESSAGING)
+}
+
+/// Runs the tests of the store on MariaDB. They start their own server.
+pub(crate) fn mysql() -> Result<(), Box<dyn Error>> {
+    provision(&MARIADB)?;
+    command::run(&mut cargo(&["test", "-p", "idem-mysql", "--all-features"]))
 }
 
 /// Installs the brokers that this machine lacks, or fails with installation advice.

@@ -1,5 +1,6 @@
 //! The commands, one module each.
 
+pub(crate) mod capacity;
 pub(crate) mod check;
 mod confirm;
 #[cfg(feature = "console")]

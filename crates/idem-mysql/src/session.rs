@@ -1,0 +1,104 @@
+//! Connections for verbs, and pools of them.
+
+use std::time::Duration;
+
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
+use sqlx::pool::PoolConnection;
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, MySql, MySqlConnection, MySqlPool};
+use tokio::time::timeout;
+
+use crate::error::is_connection_lost;
+use crate::sql::Sql;
+use crate::timeouts::{
+    IDLE_TIMEOUT, LOCK_WAIT, PING_TIMEOUT, SERVER_HANDLER_IDLE_TIMEOUT, SERVER_IDLE_TIMEOUT, TRUSTED_IDLE,
+};
+
+/// The `sql_mode` of the store's sessions: a value that does not fit is an error, whatever the server's default is.
+const STRICT: &str = "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
+
+/// The isolation level of verbs that only read. At READ UNCOMMITTED, which may be the server's default, a repeat would get an
+/// answer that is rolled back afterwards.
+const COMMITTED: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;";
+
+/// A connection of a pool. It is closed when this is dropped before [`give_back`](Self::give_back), so that the server rolls its
+/// transaction back.
+pub(crate) struct Session {
+    connection: PoolConnection<MySql>,
+    is_clean: bool,
+}
+
+impl Session {
+    pub(crate) async fn of(pool: &MySqlPool) -> Result<Self, sqlx::Error> {
+        Ok(Self { connection: pool.acquire().await?, is_clean: false })
+    }
+
+    /// Sends statements in one message, and returns the rows of all of them.
+    pub(crate) async fn run(&mut self, sql: Sql) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        run(&mut self.connection, sql).await
+    }
+
+    /// Returns the connection to its pool. It is in no transaction.
+    pub(crate) fn give_back(mut self) {
+        self.is_clean = true;
+    }
+
+    /// Rolls back after this error of the server's, so that the connection can be used again; else closes it.
+    pub(crate) async fn recover(mut self, error: &sqlx::Error) {
+        if !is_connection_lost(error) && self.run(Sql::new("ROLLBACK")).await.is_ok() {
+            self.give_back();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.is_clean {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Sends statements in one message, and returns the rows of all of them.
+pub(crate) async fn run(connection: &mut MySqlConnection, sql: Sql) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(sql.into_text())).fetch_all(connection).await
+}
+
+/// What the connections of a pool are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Verbs. A statement gives up early if another session keeps a row locked, because its caller does so as well.
+    Verbs,
+    /// Handlers' transactions.
+    Handlers,
+}
+
+/// A pool of the store. Its connections are made when they are needed.
+pub(crate) fn pool(options: MySqlConnectOptions, purpose: Use, most: u32, wait: Duration) -> MySqlPool {
+    let (isolation, server_idle, lock_wait) = match purpose {
+        Use::Verbs => (COMMITTED, SERVER_IDLE_TIMEOUT, format!(",innodb_lock_wait_timeout={}", LOCK_WAIT.as_secs())),
+        Use::Handlers => ("", SERVER_HANDLER_IDLE_TIMEOUT, String::new()),
+    };
+    let idle = server_idle.as_secs();
+    // By another `completion_type`, COMMIT would begin a transaction, or end the session.
+    let settings = format!(
+        "{isolation}SET SESSION autocommit=1,completion_type=0,wait_timeout={idle}{lock_wait},sql_mode='{STRICT}'"
+    );
+    MySqlPoolOptions::new()
+        .max_connections(most)
+        .acquire_timeout(wait)
+        .idle_timeout(IDLE_TIMEOUT)
+        // Asking the server before each use would cost every verb a round trip.
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                let is_trusted = meta.idle_for < TRUSTED_IDLE;
+                Ok(is_trusted || timeout(PING_TIMEOUT, connection.ping()).await.is_ok_and(|answer| answer.is_ok()))
+            })
+        })
+        .after_connect(move |connection, _| {
+            let settings = settings.clone();
+            Box::pin(async move { connection.execute(AssertSqlSafe(settings)).await.map(drop) })
+        })
+        // Its log of statements would contain stored answers.
+        .connect_lazy_with(options.disable_statement_logging())
+}

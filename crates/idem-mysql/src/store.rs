@@ -1,0 +1,385 @@
+//! The store: how it opens, and the traits of the core that it implements.
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use idem_core::{
+    Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, DurableStore, Erase, EraseOutcome,
+    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction,
+    OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve,
+    ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, State, StoreError, StoreErrorKind,
+    Term, TransactionSlots, TransactionalStore, machine,
+};
+use sqlx::mysql::MySqlConnectOptions;
+use sqlx::{ConnectOptions as _, Connection as _, MySqlConnection, MySqlPool, Row as _};
+use tokio::time::timeout;
+
+use crate::config::{MySqlConfig, Source};
+use crate::error::{opening_error, store_error, unreadable};
+use crate::handler_session::HandlerSession;
+use crate::migrate::{migrate, place};
+use crate::permits::TransactionPermits;
+use crate::records::{Found, Look, Records, Tables, misanswered};
+use crate::server::{DurabilityReport, MySqlHealth, SETTINGS, SelfTestReport, Settings};
+use crate::session::{Use, pool, run};
+use crate::sql::Sql;
+use crate::timeouts::{MIGRATION_WAIT, VERB_TIMEOUT};
+use crate::transaction::MySqlTransaction;
+
+/// A store that keeps records in a database of MariaDB. Clones share everything.
+///
+/// Open it inside the tokio runtime that will use it, and keep that runtime running: it drives the connections.
+#[derive(Debug, Clone)]
+pub struct MySqlStore {
+    records: Records,
+    handlers: MySqlPool,
+    permits: TransactionPermits,
+    transaction_wait: Duration,
+    options: MySqlConnectOptions,
+    durability: Arc<DurabilityReport>,
+    identity: [u8; 16],
+}
+
+impl MySqlStore {
+    /// Connects, checks the server, and brings the schema up to date.
+    ///
+    /// # Errors
+    /// [`StoreError`] of these kinds:
+    ///
+    /// - [`Unavailable`](StoreErrorKind::Unavailable): The server cannot be reached, or has no connection left.
+    /// - [`Misconfigured`](StoreErrorKind::Misconfigured): The server is a replica or too old; it does not let this user in;
+    ///   it lacks the tables, or has newer ones; or the user lacks a privilege.
+    /// - [`Timeout`](StoreErrorKind::Timeout): The server fell silent, or another process migrates for more than a minute.
+    ///
+    /// Verbs of an open store never answer `Misconfigured`: an operator may restore a privilege, and the store then works again.
+    pub async fn open(config: MySqlConfig) -> Result<Self, StoreError> {
+        let source = config.source()?;
+        let options = match &source {
+            Source::Options(options) => options.as_ref().clone(),
+            Source::Pool(pool) => pool.connect_options().as_ref().clone(),
+        };
+        let connected = answered(VERB_TIMEOUT, options.connect()).await?;
+        let mut connection = connected.map_err(|error| opening_error("connect to the server", error))?;
+        let failed = |error| opening_error("ask for the settings of the server", error);
+        let rows = answered(VERB_TIMEOUT, run(&mut connection, Sql::new(SETTINGS))).await?.map_err(failed)?;
+        let settings = Settings::of(&rows).map_err(failed)?;
+        settings.expect_suitable()?;
+        if config.migrate {
+            answered(2 * MIGRATION_WAIT, migrate(&mut connection, &options)).await??;
+        }
+        let (database, identity) = answered(VERB_TIMEOUT, place(&mut connection)).await??;
+        // It has nothing open; closing it only says goodbye.
+        let _ = answered(VERB_TIMEOUT, connection.close()).await;
+        let durability = settings.durability();
+        tracing::info!("{durability}");
+        let handlers = match source {
+            Source::Pool(pool) => pool,
+            Source::Options(_) => {
+                pool(options.clone(), Use::Handlers, config.max_transactions.get(), config.transaction_wait)
+            }
+        };
+        let verbs = pool(options.clone(), Use::Verbs, config.verb_connections.get(), VERB_TIMEOUT);
+        let tables = Arc::new(Tables::new(database, settings.max_packet()));
+        Ok(Self {
+            records: Records { pool: verbs, tables, offset: config.offset },
+            handlers,
+            permits: TransactionPermits::new(config.max_transactions, config.transaction_wait),
+            transaction_wait: config.transaction_wait,
+            options,
+            durability: Arc::new(durability),
+            identity,
+        })
+    }
+
+    /// The connection pool of handlers' transactions, to set up the application's own tables in the same database.
+    ///
+    /// Unless it is the application's, it has no connection left while as many handlers as
+    /// [`max_transactions`](MySqlConfig::max_transactions) run. Use a separate pool for the application's reads.
+    #[must_use]
+    pub fn pool(&self) -> &MySqlPool {
+        &self.handlers
+    }
+
+    /// How many handlers' transactions are in use, for a gauge.
+    #[must_use]
+    pub fn transactions(&self) -> TransactionSlots {
+        self.permits.slots()
+    }
+
+    /// What an acknowledged record survives on this server, and why, when the store was opened.
+    #[must_use]
+    pub fn durability(&self) -> &DurabilityReport {
+        &self.durability
+    }
+
+    /// Tests the store, and reports its durability and what is weaker than it should be.
+    ///
+    /// The test runs [`idem_core::self_test`], on a record that it makes. The report looks at the settings for durability, at
+    /// `sql_mode` of handlers' sessions and at `max_allowed_packet`. Run it at start-up, and log the report.
+    ///
+    /// # Errors
+    /// [`SelfTestError`] says which promise does not hold.
+    pub async fn self_test(&self) -> Result<SelfTestReport, SelfTestError> {
+        idem_core::self_test(self).await?;
+        let settings = self.records.settings().await?;
+        let failed = |error| store_error("look at the sessions of handlers", error);
+        let mode = async {
+            let mut connection = self.handlers.acquire().await.map_err(failed)?;
+            let rows =
+                run(&mut connection, Sql::new("SELECT CAST(@@SESSION.sql_mode AS BINARY)")).await.map_err(failed)?;
+            let mode: Vec<u8> = rows.first().ok_or_else(misanswered)?.try_get(0).map_err(unreadable)?;
+            Ok::<_, StoreError>(String::from_utf8_lossy(&mode).into_owned())
+        };
+        let mode = answered(VERB_TIMEOUT, mode).await??;
+        Ok(SelfTestReport { durability: settings.durability(), warnings: settings.warnings(&mode) })
+    }
+
+    /// Asks for the health of the server.
+    ///
+    /// # Errors
+    /// [`StoreError`] when it does not answer.
+    pub async fn health(&self) -> Result<MySqlHealth, StoreError> {
+        self.records.health().await
+    }
+
+    /// Settles the run that holds `lease` in the caller's transaction, which is open on `connection`. Both commit or neither
+    /// does.
+    ///
+    /// The connection may come from any pool that leads to the store's server, and have any isolation level. Make this the last
+    /// statement before COMMIT: until then, renewals and other requests that change the record wait. Renew the lease while the
+    /// transaction is open, as an engine does. The real time of the session is set (`SET timestamp = DEFAULT`). If the connection
+    /// logs statements, the log contains the answer.
+    ///
+    /// After `LeaseLost`, roll back. It also says that the run is settled already: then an earlier transaction of the run was
+    /// committed although its COMMIT got no answer, and this one would make its writes again.
+    ///
+    /// If COMMIT gets no answer, [`peek`](IdempotencyStore::peek) says how it ended, once the server has ended that session.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the database does not answer; roll back. The kind is
+    /// [`TransactionFailed`](StoreErrorKind::TransactionFailed) if there is no transaction, because it has ended or was never
+    /// begun. It is
+    /// [`Misconfigured`](StoreErrorKind::Misconfigured) on another server than the store's.
+    ///
+    /// # Cancellation safety
+    /// Roll the transaction back if the future is dropped.
+    pub async fn settle_within(
+        &self,
+        connection: &mut MySqlConnection,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        let action = OwnerAction::Settle(settlement, retention);
+        self.records.act_within(&self.identity, connection, lease, action).await
+    }
+
+    /// Writes `checkpoint` of the run that holds `lease` in the caller's transaction, as
+    /// [`settle_within`](Self::settle_within) settles one. `Step::run_with_record` of the engine needs it.
+    ///
+    /// # Errors
+    /// As [`settle_within`](Self::settle_within).
+    ///
+    /// # Cancellation safety
+    /// Roll the transaction back if the future is dropped.
+    pub async fn checkpoint_within(
+        &self,
+        connection: &mut MySqlConnection,
+        lease: &Lease,
+        checkpoint: &Checkpoint,
+    ) -> Result<OwnerOutcome, StoreError> {
+        self.records.act_within(&self.identity, connection, lease, OwnerAction::Checkpoint(checkpoint)).await
+    }
+
+    /// The record. A settled one is confirmed to be on the disk, because the caller may acknowledge or copy it.
+    async fn confirmed(&self, id: &RecordId) -> Result<Found, StoreError> {
+        let found = self.records.read(id).await?;
+        let is_settled = |record: &Record| !matches!(record.state, State::InProgress { .. });
+        if found.record.as_ref().is_some_and(is_settled) { self.records.read_confirmed(id).await } else { Ok(found) }
+    }
+}
+
+/// The answer of the server, or an error after `limit`.
+async fn answered<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T, StoreError> {
+    timeout(limit, work).await.map_err(|_| {
+        let message = format!("the server did not answer within {limit:?}");
+        StoreError::new(StoreErrorKind::Timeout, message)
+    })
+}
+
+/// The record, unless it has expired.
+fn current(found: Found) -> Option<Record> {
+    found.record.filter(|record| machine::current(Some(record), found.now).is_some())
+}
+
+/// Renews leases on a connection of its own, which it makes when it is first used.
+#[derive(Debug)]
+struct Renewer(Records);
+
+#[async_trait]
+impl LeaseRenewer for Renewer {
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.0.act(&lease.id, lease.owner, OwnerAction::Renew(term)).await
+    }
+}
+
+#[async_trait]
+impl IdempotencyStore for MySqlStore {
+    async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
+        let has_other_run = match self.records.look(request).await? {
+            Look::Answered(outcome) => return Ok(outcome),
+            Look::Open { has_other_run } => has_other_run,
+        };
+        let acquired = self.records.acquire(request).await;
+        if has_other_run { acquired.map_err(StoreError::with_existing_record) } else { acquired }
+    }
+
+    async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
+        self.records.act(&lease.id, lease.owner, OwnerAction::Renew(term)).await
+    }
+
+    async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
+        self.records.act(&lease.id, lease.owner, OwnerAction::Checkpoint(checkpoint)).await
+    }
+
+    async fn settle(
+        &self,
+        lease: &Lease,
+        settlement: &Settlement,
+        retention: Duration,
+    ) -> Result<OwnerOutcome, StoreError> {
+        self.records.act(&lease.id, lease.owner, OwnerAction::Settle(settlement, retention)).await
+    }
+
+    async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        Ok(current(self.confirmed(id).await?))
+    }
+
+    fn on_settled(&self, _: Weak<dyn SettlementListener>) {
+        // The server does not notify clients of changes.
+    }
+
+    fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
+        let pool = pool(self.options.clone(), Use::Verbs, 1, VERB_TIMEOUT);
+        Some(Arc::new(Renewer(Records { pool, ..self.records.clone() })))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new("mysql", self.durability.durability, true)
+    }
+}
+
+#[async_trait]
+impl Operate for MySqlStore {
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        match self.records.transition(&request.id, None, Command::Resolve(request)).await? {
+            Outcome::Resolve(outcome) => Ok(outcome),
+            Outcome::Acquire(_) | Outcome::Owner(_) | Outcome::Erase(_) => Err(misanswered()),
+        }
+    }
+
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        match self.records.transition(&request.id, None, Command::Erase(request)).await? {
+            Outcome::Erase(outcome) => Ok(outcome),
+            Outcome::Acquire(_) | Outcome::Owner(_) | Outcome::Resolve(_) => Err(misanswered()),
+        }
+    }
+
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        self.records.note(note).await
+    }
+
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        self.records.repairs(limit).await
+    }
+}
+
+#[async_trait]
+impl Inspect for MySqlStore {
+    /// A transaction has an ordinary lease here, so that none is reported.
+    async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
+        let found = self.records.read(id).await?;
+        let now = found.now;
+        let record = current(found);
+        let origin = if record.is_some() { self.records.origin(id).await? } else { None };
+        Ok(Inspection { record, origin, runs_in_transaction: false, now })
+    }
+
+    async fn list(
+        &self,
+        filter: &RecordFilter,
+        from: Option<&ScanPosition>,
+        limit: NonZeroU32,
+    ) -> Result<RecordPage, StoreError> {
+        let part = self.records.part("list records", from, limit).await?;
+        let (now, next) = (part.now, part.next);
+        let scanned = part.records.len() as u64;
+        let read = part.records.iter().filter(|record| record.is_ok()).count() as u64;
+        let records = part.records.into_iter().flatten().filter(|record| filter.selects(record, now)).collect();
+        let progress = Some(next.as_ref().map_or(1.0, ScanPosition::progress));
+        Ok(RecordPage { records, scanned, unreadable: scanned - read, next, progress, now })
+    }
+
+    async fn count(&self, from: Option<&ScanPosition>, limit: NonZeroU32) -> Result<CountPage, StoreError> {
+        let part = self.records.part("count records", from, limit).await?;
+        let (now, next) = (part.now, part.next);
+        let mut counts = RecordCounts::default();
+        for record in part.records {
+            match record {
+                Ok(record) => counts.add(&record, now),
+                Err(_) => counts.unreadable += 1,
+            }
+        }
+        Ok(CountPage { counts, progress: Some(next.as_ref().map_or(1.0, ScanPosition::progress)), next, now })
+    }
+}
+
+#[async_trait]
+impl Purge for MySqlStore {
+    async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        self.records.purge(limit).await
+    }
+}
+
+#[async_trait]
+impl DurableStore for MySqlStore {
+    async fn live_record(&self, id: &RecordId) -> Result<Option<LiveRecord>, StoreError> {
+        let found = self.confirmed(id).await?;
+        Ok(found.record.and_then(|record| LiveRecord::at(record, found.now)))
+    }
+
+    fn identity(&self) -> [u8; 16] {
+        self.identity
+    }
+
+    fn may_be_copied(&self) -> bool {
+        true
+    }
+}
+
+#[async_trait]
+impl TransactionalStore for MySqlStore {
+    async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
+        if let Look::Answered(outcome) = self.records.look(request).await? {
+            return Ok(Begin::Answered(outcome));
+        }
+        // This comes before the record is changed, so that a caller for whom the queue is full leaves nothing behind.
+        let waiting = self.permits.enter()?;
+        // The in-progress mark commits separately, under a lease: a repeat reads it and is answered at once. If it were part
+        // of the handler's transaction, the repeat would wait for its row lock.
+        let lease = match self.records.acquire(request).await? {
+            AcquireOutcome::Acquired(lease) => lease,
+            outcome => return Ok(Begin::Answered(outcome)),
+        };
+        // From here on, the record is held.
+        let begun = async {
+            let (permit, deadline) = waiting.permit().await?;
+            HandlerSession::begin(&self.handlers, permit, deadline, self.transaction_wait).await
+        };
+        let session = begun.await.map_err(StoreError::indeterminate)?;
+        let transaction = MySqlTransaction { session, records: self.records.clone(), lease: lease.clone() };
+        Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true })
+    }
+}

@@ -1,0 +1,144 @@
+//! Private MariaDB servers.
+
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::broker::Broker;
+use crate::{Error, programs};
+
+/// A MariaDB server on a free port of 127.0.0.1 and a socket in its folder. The user is `root`, without a password, and the
+/// database is `test`.
+///
+/// Settings are those of a new server, without the files of options of this machine, and with 400 connections. What was committed
+/// survives [`kill`](Self::kill). It is gone when the value is dropped, or when its process ends in whatever way.
+#[derive(Debug)]
+pub struct MariaDb {
+    broker: Broker,
+    version: String,
+    origin: String,
+}
+
+impl MariaDb {
+    /// Starts a server, and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Missing`] if this machine has no `mariadbd` or no `mariadb-install-db`.
+    /// - An error with its log if it is not ready within a minute.
+    pub fn start() -> Result<MariaDb, Error> {
+        MariaDb::start_with(&[])
+    }
+
+    /// Starts a server with further options, as in `--read-only=ON`.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(options: &[&str]) -> Result<MariaDb, Error> {
+        let (server, install) = (find("mariadbd")?, find("mariadb-install-db")?);
+        let start = |folder: &Path, port| {
+            make_data(&install, folder)?;
+            command(&server, folder, port, options)
+        };
+        let broker = Broker::start("ready for connections", start)?;
+        let version = version_of(&server)?;
+        Ok(MariaDb { broker, version: format!("MariaDB {version}"), origin: server.display().to_string() })
+    }
+
+    /// Starts it on the same port and folder after [`kill`](Self::kill), and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// If it is running, or is not ready within a minute.
+    pub fn start_again(&mut self) -> Result<(), Error> {
+        self.broker.start_again()
+    }
+
+    /// Crashes it: `kill -9`. Clients see their connections end. Does nothing if it is not running.
+    ///
+    /// # Errors
+    ///
+    /// If it does not end within a minute.
+    pub fn kill(&mut self) -> Result<(), Error> {
+        self.broker.kill()
+    }
+
+    /// The URL: `mysql://root@127.0.0.1:PORT/test`. It stays the same across restarts.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_of("root", "test")
+    }
+
+    /// The URL of another user, who has no password, and another database.
+    #[must_use]
+    pub fn url_of(&self, user: &str, database: &str) -> String {
+        format!("mysql://{user}@127.0.0.1:{}/{database}", self.broker.port())
+    }
+
+    /// The version, as in `MariaDB 10.11.19`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The program.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+}
+
+fn find(program: &str) -> Result<std::path::PathBuf, Error> {
+    programs::find(program).ok_or_else(|| Error::Missing {
+        what: format!("`{program}` is not on PATH"),
+        advice: "install it (Debian's package is mariadb-server)".into(),
+    })
+}
+
+fn version_of(server: &Path) -> Result<String, Error> {
+    let output = Command::new(server).arg("--version").output().map_err(Error::io("run mariadbd --version"))?;
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = output.split_once("Ver ").and_then(|(_, rest)| rest.split(['-', ' ']).next());
+    Ok(version.unwrap_or("of unknown version").to_owned())
+}
+
+/// The account that owns the folder, because a server refuses to run as root unless it is told so.
+fn account(folder: &Path) -> Result<Option<&'static str>, Error> {
+    let metadata = folder.metadata().map_err(Error::io(format!("read {}", folder.display())))?;
+    Ok((metadata.uid() == 0).then_some("--user=root"))
+}
+
+fn make_data(install: &Path, folder: &Path) -> Result<(), Error> {
+    let mut command = Command::new(install);
+    command.arg("--no-defaults").args(account(folder)?).arg(option("datadir", &folder.join("data")));
+    // A root without a password who may come over TCP, and a quick load of the system's tables.
+    command.args(["--auth-root-authentication-method=normal", "--skip-name-resolve"]);
+    let output = command.env("TMPDIR", folder).output().map_err(Error::io("run mariadb-install-db"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Error::Failed {
+        what: "mariadb-install-db could not make the data of a server".into(),
+        log: String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr),
+    })
+}
+
+fn option(name: &str, path: &Path) -> OsString {
+    let mut option = OsString::from(format!("--{name}="));
+    option.push(path);
+    option
+}
+
+fn command(server: &Path, folder: &Path, port: u16, options: &[&str]) -> Result<Vec<OsString>, Error> {
+    let mut command = vec![server.into(), "--no-defaults".into()];
+    command.extend(account(folder)?.map(OsString::from));
+    command.extend([option("datadir", &folder.join("data")), option("socket", &folder.join("socket"))]);
+    // A server that starts removes the temporary tables of all others from their common folder.
+    command.extend([option("pid-file", &folder.join("pid")), option("tmpdir", folder)]);
+    let own = ["--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=400"];
+    command.extend([format!("--port={port}")].into_iter().map(OsString::from));
+    command.extend(own.iter().chain(options).map(OsString::from));
+    Ok(command)
+}
