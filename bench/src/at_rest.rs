@@ -6,11 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use idem_core::{Begin, TransactionalStore, Writes};
+use idem_mysql::{MySqlConfig, MySqlStore};
 use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_redis::{RedisConfig, RedisStore};
 use idem_servers::{Redis, redis_command};
 use idem_sqlite::{SqliteConfig, SqliteStore};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, PgConnection, Row, SqliteConnection};
 
 use crate::error::Error;
 use crate::outside::number_after;
@@ -18,6 +19,7 @@ use crate::pace::Pace;
 use crate::records::{DAY, Maker};
 use crate::report::Report;
 use crate::servers;
+use crate::store::MARIADB_BY_HAND;
 
 /// By hand on Redis: a string for each key, with an end.
 const REDIS_BY_HAND: &str = "for number = 1, ARGV[1] do redis.call('SET', string.rep('k', 26) .. string.format('%06d', number), \
@@ -34,6 +36,7 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     println!("| store | bytes | by hand | 10 million records | 1,000 million |");
     println!("|---|---|---|---|---|");
     postgres(records, report).await?;
+    mariadb(records, report).await?;
     redis(records, report).await?;
     sqlite(records, report).await
 }
@@ -116,6 +119,29 @@ async fn in_transactions(store: &PostgresStore, maker: &Maker, records: u64) -> 
         Ok(())
     };
     futures_util::stream::iter(0..records).map(run).buffer_unordered(16).try_collect().await
+}
+
+async fn mariadb(records: u64, report: &mut Report) -> Result<(), Error> {
+    let server = servers::mariadb()?;
+    let mut connection = MySqlConnection::connect(&server.url()).await?;
+    sqlx::raw_sql(MARIADB_BY_HAND).execute(&mut connection).await?;
+    let insert = format!(
+        "INSERT INTO hand_records SELECT unhex(sha2(seq, 256)), 2, unhex(sha2('f', 256)), unhex(repeat('5', 32)), 0, 200, \
+         repeat('x', 512) FROM seq_1_to_{records}"
+    );
+    sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut connection).await?;
+    Maker::new(Arc::new(MySqlStore::open(MySqlConfig::new(server.url())).await?)).fill(records).await?;
+    let mut bytes = Vec::new();
+    for table in ["hand_records", "idem_records"] {
+        let analyze = format!("ANALYZE TABLE {table}");
+        sqlx::raw_sql(AssertSqlSafe(analyze)).execute(&mut connection).await?;
+        let size = "SELECT CAST(data_length + index_length AS SIGNED) FROM information_schema.tables \
+             WHERE table_schema = 'test' AND table_name = ?";
+        let size: i64 = sqlx::query_scalar(size).bind(table).fetch_one(&mut connection).await?;
+        bytes.push(size as f64 / records as f64);
+    }
+    tell(report, "MariaDB, 256 leased at once", bytes[1], bytes[0]);
+    Ok(())
 }
 
 async fn redis(records: u64, report: &mut Report) -> Result<(), Error> {

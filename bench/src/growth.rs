@@ -148,7 +148,7 @@ async fn blocks_read(connection: &mut PgConnection) -> Result<u64, Error> {
 
 /// Copies record 0 under the ids of the numbers up to `records`. Each copy has other times, as if the records had come one
 /// after another during the last twelve hours. The indexes are dropped meanwhile, because updating them row by row takes an hour.
-async fn fill(connection: &mut PgConnection, schema: &str, records: u64) -> Result<(), Error> {
+pub(crate) async fn fill(connection: &mut PgConnection, schema: &str, records: u64) -> Result<(), Error> {
     let started = Instant::now();
     let table = format!("{schema}.idem_records");
     let columns = text(
@@ -200,7 +200,7 @@ async fn fill(connection: &mut PgConnection, schema: &str, records: u64) -> Resu
     Ok(())
 }
 
-async fn text(connection: &mut PgConnection, sql: &str) -> Result<String, Error> {
+pub(crate) async fn text(connection: &mut PgConnection, sql: &str) -> Result<String, Error> {
     Ok(sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_one(connection).await?.try_get(0)?)
 }
 

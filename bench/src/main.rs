@@ -18,6 +18,7 @@ mod limits;
 mod links;
 mod memory;
 mod messages;
+mod operators;
 mod outside;
 mod pace;
 mod page;
@@ -68,10 +69,12 @@ enum Other {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Group {
-    /// Postgres, Redis, Redis in front of Postgres, and SQLite, against code written by hand.
+    /// Postgres, Redis, Redis in front of Postgres, MariaDB, and SQLite, against code written by hand.
     Store,
     /// The part of `store` that is about Redis alone.
     Redis,
+    /// The part of `store` that is about MariaDB alone.
+    Mariadb,
     /// Postgres over links with a delay.
     Links,
     /// Jobs on Postgres, against a worker written by hand.
@@ -86,6 +89,8 @@ enum Group {
     Fingerprint,
     /// Small and large tables, and a purge beside acquires.
     Growth,
+    /// What an operator waits for on ten million records of Postgres.
+    Operators,
     /// Bytes of a record in each store.
     AtRest,
     /// Python libraries on the same Redis (needs python3 with venv).
@@ -127,6 +132,8 @@ async fn bench(options: &Options) -> Result<(), Error> {
         store::run(pace, &mut report).await?;
     } else if options.groups.contains(&Group::Redis) {
         store::run_redis(&servers::redis()?, pace, &mut report).await?;
+    } else if options.groups.contains(&Group::Mariadb) {
+        store::run_mariadb(&servers::mariadb()?, pace, &mut report).await?;
     }
     if wanted(Group::Links) {
         links::run(pace, &mut report).await?;
@@ -149,6 +156,9 @@ async fn bench(options: &Options) -> Result<(), Error> {
     }
     if wanted(Group::Growth) {
         growth::run(pace, &mut report).await?;
+    }
+    if wanted(Group::Operators) {
+        operators::run(pace, &mut report).await?;
     }
     if wanted(Group::AtRest) {
         at_rest::run(pace, &mut report).await?;

@@ -30,6 +30,17 @@ pub(crate) fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
+/// Builds a program of the workspace beside this one, and returns its path.
+pub(crate) async fn built(package: &str, program: &str) -> Result<PathBuf, Error> {
+    let folder = file("target");
+    let mut build = Command::new("cargo");
+    build.args(["build", "--release", "--quiet", "--package", package, "--bin", program, "--target-dir"]).arg(&folder);
+    if !build.current_dir(file("..")).status().await?.success() {
+        return Err(format!("{package} cannot be built").into());
+    }
+    Ok(folder.join("release").join(program))
+}
+
 /// One turn of `pgbench` with one of the scripts in `sql`.
 pub(crate) async fn pgbench(port: u16, script: &str, clients: usize, turn: Duration) -> Result<Sample, Error> {
     let program = idem_servers::find_program("pgbench")

@@ -1,6 +1,6 @@
 //! The servers of a run.
 
-use idem_servers::{Postgres, Redis};
+use idem_servers::{MariaDb, Postgres, Redis};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 
@@ -17,6 +17,13 @@ const REDIS: [&str; 4] = ["--save", "", "--appendonly", "no"];
 pub(crate) fn postgres() -> Result<Postgres, Error> {
     let server = Postgres::start_with(&POSTGRES)?;
     println!("{} ({}), {}", server.version(), server.origin(), POSTGRES.join(", "));
+    Ok(server)
+}
+
+/// As durable as Postgres is, by its defaults.
+pub(crate) fn mariadb() -> Result<MariaDb, Error> {
+    let server = MariaDb::start_with(&["--innodb-buffer-pool-size=1G"])?;
+    println!("{} ({}), a buffer pool of 1 GiB", server.version(), server.origin());
     Ok(server)
 }
 

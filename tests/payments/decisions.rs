@@ -181,6 +181,7 @@ fn the_page_of_operators_names_the_store(setup: Setup) {
         Backend::Postgres | Backend::OwnPool | Backend::Joined | Backend::PgBouncer | Backend::Hybrid => {
             ("postgres", "records")
         }
+        Backend::MariaDb => ("mariadb", "records"),
         Backend::Redis | Backend::RedisSentinel | Backend::RedisCluster => ("redis", "keys"),
     };
     assert_eq!((&health["status"], &health["store"]), (&"ok".into(), &store.into()));

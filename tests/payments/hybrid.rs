@@ -139,7 +139,7 @@ fn a_cache_in_front_of_redis_is_refused() {
     let url = idem_servers::redis_url();
     let store = ["--store", &url, "--ledger", "sqlite://ledger.db", "--contract", "at-least-once"];
     let log = refusal(&[&store[..], &["--cache", &url]].concat());
-    assert!(log.contains("--cache needs a --store in SQLite or Postgres"), "{log}");
+    assert!(log.contains("--cache needs a --store in SQLite, Postgres or MariaDB"), "{log}");
 }
 
 #[test]

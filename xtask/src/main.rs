@@ -159,7 +159,11 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             }
             build_example("payments")?;
             build_example("reports")?;
-            if options.iter().any(|option| option.to_string_lossy().contains("messages/")) {
+            let names = |part| options.iter().any(|option| option.to_string_lossy().contains(part));
+            if names("mariadb/") {
+                test::provide_mariadb()?;
+            }
+            if names("messages/") {
                 test::provide_brokers()?;
                 build(&["idem-messages"])?;
             }

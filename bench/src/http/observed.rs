@@ -3,7 +3,7 @@
 //! `payments` is observed by its operator token, which turns its metrics on, and by `RUST_LOG`. Its own line for each payment is off,
 //! because the line is the application's.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
 use idem_servers::Postgres;
@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::http::serve::Stack;
 use crate::http::{CONNECTIONS, Server};
 use crate::judged::Goal;
-use crate::outside::{Keys, Page, file, wrk};
+use crate::outside::{Keys, Page, built, wrk};
 use crate::pace::Pace;
 use crate::report::Report;
 use crate::servers;
@@ -113,7 +113,7 @@ impl Service<'_> {
 }
 
 pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
-    let payments = build_payments().await?;
+    let payments = built("payments", "payments").await?;
     let postgres = servers::postgres()?;
     let payments = Service::Payments(&payments, &postgres);
     // First, while the tables are small: with metrics, `payments` counts its records.
@@ -138,17 +138,6 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
         report.add(outcome);
     }
     Ok(())
-}
-
-/// Builds the example beside this executable, and returns its path.
-async fn build_payments() -> Result<PathBuf, Error> {
-    let folder = file("target");
-    let mut build = Command::new("cargo");
-    build.args(["build", "--release", "--quiet", "--package", "payments", "--target-dir"]).arg(&folder);
-    if !build.current_dir(file("..")).status().await?.success() {
-        return Err("payments cannot be built".into());
-    }
-    Ok(folder.join("release/payments"))
 }
 
 /// Counts the instructions of a request.

@@ -3,11 +3,13 @@
 mod by_hand;
 mod crowd;
 mod hybrid;
+mod mariadb;
 mod postgres;
 mod redis;
 mod sqlite;
 
 pub(crate) use self::crowd::replays;
+pub(crate) use self::mariadb::{TABLE as MARIADB_BY_HAND, run as run_mariadb};
 pub(crate) use self::postgres::Contestants as PostgresContestants;
 pub(crate) use self::redis::{limits as redis_limits, run as run_redis};
 pub(crate) use self::sqlite::limits as sqlite_limits;
@@ -25,5 +27,9 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
     run_redis(&redis, pace, report).await?;
     hybrid::run(&postgres, &redis, pace, report).await?;
     drop((postgres, redis));
+    let mariadb = servers::mariadb()?;
+    report.note(format!("{} with {}", mariadb.version(), mariadb.origin()));
+    run_mariadb(&mariadb, pace, report).await?;
+    drop(mariadb);
     sqlite::run(pace, report).await
 }

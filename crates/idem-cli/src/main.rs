@@ -130,7 +130,9 @@ async fn run(arguments: Arguments) -> Result<Ended, Box<dyn Error>> {
         command => (command, store.open().await?),
     };
     match options {
-        Command::Check | Command::Migrate | Command::Capacity(_) | Command::Completions(_) | Command::Man(_) => Ok(Ended::Done),
+        Command::Check | Command::Migrate | Command::Capacity(_) | Command::Completions(_) | Command::Man(_) => {
+            Ok(Ended::Done)
+        }
         #[cfg(any(feature = "postgres", feature = "sqlite"))]
         Command::Parked(_) => Ok(Ended::Done),
         Command::Stats(options) => stats::run(&*store, &options, json).await,

@@ -12,7 +12,7 @@ use idem_hybrid::HybridStore;
 
 use crate::{keys, with_causes};
 
-#[cfg(all(feature = "redis", any(feature = "postgres", feature = "sqlite")))]
+#[cfg(all(feature = "redis", any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 mod front;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod parking;
@@ -20,7 +20,7 @@ mod parking;
 /// Which store.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoreOptions {
-    /// The store: postgres://…, sqlite:FILE or redis://….
+    /// The store: postgres://…, mysql://…, sqlite:FILE or redis://….
     #[arg(long = "store", global = true, env = "IDEM_STORE", hide_env_values = true, value_name = "URL")]
     pub(crate) url: Option<String>,
     /// The schema of the records in Postgres.
@@ -75,7 +75,7 @@ pub(crate) enum Copies {
     /// There are none.
     None,
     /// The application may have put a Redis in front of the store, which the store does not know.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
     NotKnown,
     /// In the Redis in front of it, where this process has erased so many.
     InFront { erased: u64 },
@@ -155,6 +155,7 @@ pub(crate) enum Level {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Postgres,
+    MySql,
     Sqlite,
     Redis,
 }
@@ -165,9 +166,10 @@ impl StoreOptions {
         let scheme = url.split(':').next().unwrap_or_default();
         let kind = match scheme {
             "postgres" | "postgresql" => Kind::Postgres,
+            "mysql" | "mariadb" => Kind::MySql,
             "sqlite" => Kind::Sqlite,
             _ if scheme.starts_with("redis") || scheme == "rediss" => Kind::Redis,
-            _ => return Err("the URL of the store must begin with postgres://, sqlite: or redis://".into()),
+            _ => return Err("the URL of the store must begin with postgres://, mysql://, sqlite: or redis://".into()),
         };
         Ok((kind, url))
     }
@@ -178,7 +180,7 @@ impl StoreOptions {
     }
 
     /// The durable store, behind the Redis that is in front of it.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
     fn with_front<D: Store + DurableStore>(&self, durable: D) -> Result<Box<dyn Store>, Box<dyn Error>> {
         match &self.front {
             None => Ok(Box::new(durable)),
@@ -222,15 +224,18 @@ impl StoreOptions {
         match kind {
             #[cfg(feature = "postgres")]
             Kind::Postgres => postgres::open(url, self, migrating).await,
+            #[cfg(feature = "mysql")]
+            Kind::MySql => mysql::open(url, self, migrating).await,
             #[cfg(feature = "sqlite")]
             Kind::Sqlite => sqlite::open(url, self, migrating).await,
             #[cfg(feature = "redis")]
             Kind::Redis if self.front.is_some() => {
-                Err("--front (or IDEM_FRONT) is for a store in Postgres or SQLite: give that one as --store".into())
+                Err("--front (or IDEM_FRONT) is for a store in Postgres, MariaDB or SQLite: give that one as --store"
+                    .into())
             }
             #[cfg(feature = "redis")]
             Kind::Redis => redis::open(url, self).await,
-            #[cfg(not(all(feature = "postgres", feature = "sqlite", feature = "redis")))]
+            #[cfg(not(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "redis")))]
             kind => {
                 let _ = (url, migrating);
                 Err(format!("this build of idem has no support for {kind:?}; build it with the store's feature").into())
@@ -320,6 +325,55 @@ mod postgres {
                 false => PostgresStore::renew_identity(self).await?,
             }
             Ok(())
+        }
+
+        fn copies(&self) -> Copies {
+            Copies::NotKnown
+        }
+    }
+}
+
+#[cfg(feature = "mysql")]
+mod mysql {
+    use std::error::Error;
+
+    use async_trait::async_trait;
+    use idem_core::{Durability, Purge};
+    use idem_mysql::{MySqlConfig, MySqlStore};
+
+    use super::{Copies, Examination, Level, Store, StoreOptions};
+
+    pub(super) async fn open(
+        url: &str,
+        options: &StoreOptions,
+        migrating: bool,
+    ) -> Result<Box<dyn Store>, Box<dyn Error>> {
+        let config = MySqlConfig::new(url);
+        let config = if migrating { config } else { config.without_migrating() };
+        options.with_front(MySqlStore::open(config).await?)
+    }
+
+    #[async_trait]
+    impl Store for MySqlStore {
+        fn purge(&self) -> Option<&dyn Purge> {
+            Some(self)
+        }
+
+        async fn examine(&self) -> Result<Examination, Box<dyn Error>> {
+            let report = self.self_test().await?;
+            let health = self.health().await?;
+            let level = if report.durability.durability == Durability::Power { Level::Ok } else { Level::Weak };
+            let mut lines = vec![(level, "durability", report.durability.to_string())];
+            lines.extend(report.warnings.into_iter().map(|warning| (Level::Weak, "settings", warning)));
+            let name = if health.version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
+            Ok(Examination { version: format!("{name} {}", health.version), lines })
+        }
+
+        async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
+            match keep {
+                true => Err("this store remembers no history of its server".into()),
+                false => MySqlStore::renew_identity(self).await.map_err(Into::into),
+            }
         }
 
         fn copies(&self) -> Copies {

@@ -85,7 +85,9 @@ fn reason(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
         NO_ACCESS_TO_TABLE | NO_ACCESS_TO_COLUMN | ACCESS_TO_FEATURE => {
             misconfigured("the user lacks a privilege; the README lists those that the store needs")
         }
-        NO_SUCH_TABLE | UNKNOWN_COLUMN => misconfigured("the tables of idem-mysql are missing, or of another version"),
+        NO_SUCH_TABLE | UNKNOWN_COLUMN => {
+            misconfigured("the tables of idem-mysql are missing, or of another version; apply its migrations")
+        }
         READ_ONLY_SERVER | READ_ONLY_MODE | READ_ONLY_TRANSACTION => {
             misconfigured("the server takes no writes; it is a replica, or read_only is set")
         }
@@ -107,6 +109,11 @@ pub(crate) const TOO_LARGE: &str =
 /// rollback, the same step may be repeated at once.
 pub(crate) fn is_contended(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(DUPLICATE_ENTRY | DEADLOCK | CHECK_READ))
+}
+
+/// Whether the transaction has read a row that another one has changed since.
+pub(crate) fn is_outdated(error: &sqlx::Error) -> bool {
+    number(error) == Some(CHECK_READ)
 }
 
 /// Whether a message that ends with COMMIT may have taken effect despite the error: no answer came, or it is not one of the

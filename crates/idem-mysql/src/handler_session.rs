@@ -7,28 +7,32 @@ use sqlx::mysql::{MySqlRow, MySqlTransactionManager};
 use sqlx::pool::PoolConnection;
 use sqlx::{MySql, MySqlConnection, MySqlPool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::error::store_error;
+use crate::error::{is_connection_lost, store_error};
 use crate::permits::TransactionPermit;
 use crate::session::run;
 use crate::sql::Sql;
+use crate::timeouts::CLEAN_TIMEOUT;
 
 /// While a handler's transaction is open, its session refuses writes in any other one: a handler that ends the transaction
-/// cannot write outside of it. The savepoint is gone if the transaction was ended.
-const BEGIN: &str = "ROLLBACK;SET SESSION TRANSACTION READ ONLY;START TRANSACTION READ WRITE;SAVEPOINT idem_handler";
+/// cannot write outside of it. The savepoint is gone if the transaction was ended. By another `completion_type`, COMMIT and ROLLBACK
+/// would begin a transaction, or end the session.
+const BEGIN: &str = "ROLLBACK AND NO CHAIN NO RELEASE;SET SESSION completion_type=0;SET SESSION TRANSACTION READ ONLY;\
+    START TRANSACTION READ WRITE;SAVEPOINT idem_handler";
 
 /// Fails if the transaction that the handler was given has ended.
 pub(crate) const EXPECT_OPEN: &str = "RELEASE SAVEPOINT idem_handler;";
 
 /// Ends what is open, and makes the session usable for others. ROLLBACK does not end `LOCK TABLES`.
-const CLEAN: &str = "ROLLBACK;UNLOCK TABLES;SET SESSION TRANSACTION READ WRITE";
+const CLEAN: &str = "ROLLBACK AND NO CHAIN NO RELEASE;UNLOCK TABLES;SET SESSION completion_type=0;\
+    SET SESSION TRANSACTION READ WRITE";
 
 /// A connection with an open transaction. It is closed when this is dropped, unless it was given back.
 pub(crate) struct HandlerSession {
     connection: PoolConnection<MySql>,
     is_clean: bool,
-    _permit: TransactionPermit,
+    permit: Option<TransactionPermit>,
 }
 
 impl HandlerSession {
@@ -40,9 +44,19 @@ impl HandlerSession {
         wait: Duration,
     ) -> Result<Self, StoreError> {
         let begun = timeout_at(deadline, async {
-            let mut session = Self { connection: Self::take(pool).await?, is_clean: false, _permit: permit };
-            MySqlTransactionManager::begin(&mut session.connection, Some(BEGIN.into_sql_str())).await?;
-            Ok(session)
+            // Each idle connection may have died.
+            let mut rounds = pool.size();
+            loop {
+                let mut session = Self { connection: Self::take(pool).await?, is_clean: false, permit: None };
+                match MySqlTransactionManager::begin(&mut session.connection, Some(BEGIN.into_sql_str())).await {
+                    Ok(()) => {
+                        session.permit = Some(permit);
+                        return Ok(session);
+                    }
+                    Err(error) if is_connection_lost(&error) && rounds > 0 => rounds -= 1,
+                    Err(error) => return Err(error),
+                }
+            }
         });
         match begun.await {
             Ok(Ok(session)) => Ok(session),
@@ -58,7 +72,10 @@ impl HandlerSession {
     /// only make a savepoint in it.
     async fn take(pool: &MySqlPool) -> Result<PoolConnection<MySql>, sqlx::Error> {
         loop {
-            let mut connection = pool.acquire().await?;
+            // In a separate task: if this caller gives up, the next one gets the connection. Without that, none would ever be ready
+            // if connecting takes longer than callers wait.
+            let (pool, closed) = (pool.clone(), |_| sqlx::Error::PoolClosed);
+            let mut connection = tokio::spawn(async move { pool.acquire().await }).await.map_err(closed)??;
             if MySqlTransactionManager::get_transaction_depth(&connection) == 0 {
                 return Ok(connection);
             }
@@ -75,8 +92,9 @@ impl HandlerSession {
     /// Ends what is open, and returns the connection to its pool in a task, or closes it if that fails.
     pub(crate) fn give_back(mut self) {
         tokio::spawn(async move {
-            if self.clean().await.is_ok_and(|()| MySqlTransactionManager::get_transaction_depth(&self.connection) == 0)
-            {
+            let cleaned = timeout(CLEAN_TIMEOUT, self.clean()).await;
+            let is_outside = MySqlTransactionManager::get_transaction_depth(&self.connection) == 0;
+            if is_outside && matches!(cleaned, Ok(Ok(()))) {
                 self.keep_open();
             }
         });
@@ -94,13 +112,14 @@ impl HandlerSession {
 
     /// Rolls the transaction back, and returns the connection to its pool.
     pub(crate) async fn roll_back(mut self) {
-        match self.run(Sql::new("ROLLBACK")).await {
-            Ok(_) => self.give_back(),
-            // Closing the connection rolls back, too.
-            Err(error) => {
+        // Closing the connection rolls back, too.
+        match timeout(CLEAN_TIMEOUT, self.run(Sql::new("ROLLBACK AND NO CHAIN NO RELEASE"))).await {
+            Ok(Ok(_)) => self.give_back(),
+            Ok(Err(error)) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "a handler's transaction could not be rolled back, and its connection is closed");
             }
+            Err(_) => tracing::warn!("ROLLBACK of a handler's transaction got no answer, and its connection is closed"),
         }
     }
 }

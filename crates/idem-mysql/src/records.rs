@@ -15,9 +15,10 @@ use tokio::time::timeout;
 
 use crate::error::{TOO_LARGE, is_connection_lost, is_contended, may_be_done, store_error, unreadable};
 use crate::row::{self, columns};
+use crate::server::Settings;
 use crate::session::Session;
 use crate::sql::{BEGIN, NOW, Sql, quoted};
-use crate::timeouts::VERB_TIMEOUT;
+use crate::timeouts::{SETTLEMENT_LOCK_WAIT, VERB_TIMEOUT};
 
 /// How often a verb is repeated that other sessions were in the way of, in addition to each connection that the server may have
 /// closed unnoticed. Each time one of them has made progress.
@@ -32,20 +33,27 @@ pub(crate) struct Tables {
     /// The database itself, not quoted.
     pub(crate) database: String,
     columns: String,
+    /// Locks the row of a settlement. On MariaDB it waits for [`SETTLEMENT_LOCK_WAIT`] at most.
+    pub(crate) settlement_lock: String,
     /// The server's `max_allowed_packet`, in bytes.
     max_packet: AtomicUsize,
 }
 
 impl Tables {
-    pub(crate) fn new(database: String, max_packet: usize) -> Self {
+    pub(crate) fn new(database: String, settings: &Settings) -> Self {
         let place = quoted(&database);
+        let settlement_lock = match settings.is_mariadb() {
+            true => format!("{FOR_UPDATE} WAIT {}", SETTLEMENT_LOCK_WAIT.as_secs()),
+            false => FOR_UPDATE.to_owned(),
+        };
         Self {
             records: format!("{place}.idem_records"),
             repairs: format!("{place}.idem_repairs"),
             identity: format!("{place}.idem_identity"),
             database,
             columns: columns(),
-            max_packet: AtomicUsize::new(max_packet),
+            settlement_lock,
+            max_packet: AtomicUsize::new(settings.max_packet()),
         }
     }
 
@@ -122,6 +130,8 @@ impl Found {
             (Some(before), Some(next)) => row::update(&mut sql, &tables.records, id, before, next),
             // Only an acquire creates a record, and it has the origin.
             (None, Some(next)) => row::insert(&mut sql, &tables.records, id, origin.ok_or_else(misanswered)?, next),
+            // It is left to the purge. A settlement under a lease that is over must find nothing to write.
+            (Some(before), None) if machine::current(Some(before), self.now).is_none() => return Ok((None, outcome)),
             (Some(_), None) => row::delete(&mut sql, &tables.records, id),
         }
         if let (Command::Erase(request), Outcome::Erase(EraseOutcome::Erased)) = (command, &outcome) {
@@ -129,6 +139,13 @@ impl Found {
         }
         Ok((Some(sql), outcome))
     }
+}
+
+/// How a step of the state machine ended that was tried once.
+enum Tried {
+    Done(Outcome),
+    /// Other sessions were in the way, or the connection was lost before anything was written. Nothing is done.
+    InTheWay(sqlx::Error),
 }
 
 /// What a look at the record says to an acquire.
@@ -194,7 +211,8 @@ impl Records {
         .await
     }
 
-    fn rounds(&self) -> u32 {
+    /// How often a message is repeated; at least once.
+    pub(crate) fn rounds(&self) -> u32 {
         ROUNDS.saturating_add(self.pool.size())
     }
 
@@ -206,24 +224,25 @@ impl Records {
         command: Command<'_>,
     ) -> Result<Outcome, StoreError> {
         self.within("write a record", async {
-            for _ in 0..self.rounds() {
-                if let Some(outcome) = self.try_transition(id, origin, command).await? {
-                    return Ok(outcome);
+            let mut rounds = self.rounds();
+            loop {
+                rounds -= 1;
+                match self.try_transition(id, origin, command).await? {
+                    Tried::Done(outcome) => return Ok(outcome),
+                    Tried::InTheWay(error) if rounds == 0 => return Err(store_error("write a record", error)),
+                    Tried::InTheWay(_) => {}
                 }
             }
-            let message = "could not write a record: other sessions changed it again and again; repeat it";
-            Err(StoreError::new(StoreErrorKind::Unavailable, message))
         })
         .await
     }
 
-    /// `None` if other sessions were in the way, or the connection was lost before anything was written: nothing is done then.
     async fn try_transition(
         &self,
         id: &RecordId,
         origin: Option<&Origin>,
         command: Command<'_>,
-    ) -> Result<Option<Outcome>, StoreError> {
+    ) -> Result<Tried, StoreError> {
         let mut session = Session::of(&self.pool).await.map_err(|error| store_error("write a record", error))?;
         let mut sql = Sql::new(BEGIN);
         self.tables.read(&mut sql, id, FOR_UPDATE);
@@ -232,7 +251,7 @@ impl Records {
             Err(error) => {
                 session.recover(&error).await;
                 let again = is_contended(&error) || is_connection_lost(&error);
-                return if again { Ok(None) } else { Err(store_error("lock a record", error)) };
+                return if again { Ok(Tried::InTheWay(error)) } else { Err(store_error("lock a record", error)) };
             }
         };
         let decided = Found::of(&rows, &self.offset).and_then(|found| {
@@ -258,14 +277,14 @@ impl Records {
         match session.run(sql).await {
             Ok(_) => {
                 session.give_back();
-                outcome.map(Some)
+                outcome.map(Tried::Done)
             }
             // Nothing was to be written.
-            Err(_) if outcome.is_err() => outcome.map(Some),
+            Err(_) if outcome.is_err() => outcome.map(Tried::Done),
             Err(error) => {
                 session.recover(&error).await;
                 if is_contended(&error) {
-                    return Ok(None);
+                    return Ok(Tried::InTheWay(error));
                 }
                 let is_unknown = may_be_done(&error);
                 let error = store_error("commit", error);

@@ -27,7 +27,8 @@ const CHANGING: [&str; 18] = [
     "checkpoint_data",
     "status",
     "headers",
-    "body",
+    // A word of the language in the mode ORACLE.
+    "`body`",
     "created_at",
     "updated_at",
     "expires_at",
@@ -49,12 +50,12 @@ pub(crate) fn columns() -> String {
 pub(crate) fn summary_columns() -> String {
     let columns = CHANGING.map(|column| match column {
         "headers" => "IF(status IS NULL,NULL,x'')",
-        "body" => "NULL",
+        "`body`" => "NULL",
         "checkpoint_name" => "CAST(checkpoint_name AS BINARY)",
         "checkpoint_data" => "LEFT(checkpoint_data,4)",
         column => column,
     });
-    format!("{},id,{ORIGIN_COLUMNS},LENGTH(body)", columns.join(","))
+    format!("{},id,{ORIGIN_COLUMNS},LENGTH(`body`)", columns.join(","))
 }
 
 /// What [`origin`] reads.

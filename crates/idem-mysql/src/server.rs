@@ -19,6 +19,14 @@ pub(crate) const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN 
     'innodb_doublewrite','innodb_flush_method','log_bin','sync_binlog','read_only','sql_mode','max_allowed_packet','wsrep_on',\
     'innodb_snapshot_isolation')";
 
+/// Asks for the settings of a session, those of them that the server has.
+pub(crate) const SESSION_SETTINGS: &str = "SHOW SESSION VARIABLES WHERE Variable_name IN ('sql_mode','innodb_snapshot_isolation',\
+    'transaction_isolation','tx_isolation')";
+
+/// Counts the tables of a database whose writes no ROLLBACK takes back. The name of the database follows.
+pub(crate) const OTHER_ENGINES: &str = "SELECT COUNT(*) FROM information_schema.tables WHERE table_type='BASE TABLE' AND \
+    engine IN ('MyISAM','Aria','MEMORY','CSV','MERGE','MRG_MyISAM','ARCHIVE') AND table_schema=";
+
 /// What an acknowledged record survives on this server, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -35,6 +43,9 @@ impl fmt::Display for DurabilityReport {
         match self.durability {
             Durability::Power => {
                 formatter.write_str("acknowledged records survive the loss of power, if the disk honours syncs")?
+            }
+            Durability::Process => {
+                formatter.write_str("acknowledged records of the last second are lost if the server ends")?
             }
             _ => formatter
                 .write_str("acknowledged records survive the end of any process, and can be lost with power")?,
@@ -98,6 +109,10 @@ impl Settings {
         matches!(self.value(name).to_ascii_uppercase().as_str(), "ON" | "1")
     }
 
+    pub(crate) fn is_mariadb(&self) -> bool {
+        self.version().contains("MariaDB")
+    }
+
     pub(crate) fn version(&self) -> &str {
         self.value("version")
     }
@@ -109,8 +124,7 @@ impl Settings {
     /// Refuses a server that lacks what the store uses, or that takes no writes.
     pub(crate) fn expect_suitable(&self) -> Result<(), StoreError> {
         let version = self.version();
-        let (oldest, name) =
-            if version.contains("MariaDB") { (OLDEST_MARIADB, "MariaDB") } else { (OLDEST_MYSQL, "MySQL") };
+        let (oldest, name) = if self.is_mariadb() { (OLDEST_MARIADB, "MariaDB") } else { (OLDEST_MYSQL, "MySQL") };
         if numbers(version) < oldest {
             let (major, minor, patch) = oldest;
             let message =
@@ -129,7 +143,8 @@ impl Settings {
         let mut reasons = Vec::new();
         let flush = self.value("innodb_flush_log_at_trx_commit");
         if !matches!(flush, "1" | "3") {
-            reasons.push(format!("innodb_flush_log_at_trx_commit is {flush}: commits are not synced; set it to 1"));
+            let done = if flush == "0" { "written once a second" } else { "not synced" };
+            reasons.push(format!("innodb_flush_log_at_trx_commit is {flush}: commits are {done}; set it to 1"));
         }
         if self.is_on("log_bin") && self.value("sync_binlog") != "1" {
             let sync = self.value("sync_binlog");
@@ -138,7 +153,8 @@ impl Settings {
             ));
         }
         let doublewrite = self.value("innodb_doublewrite");
-        if !doublewrite.is_empty() && !self.is_on("innodb_doublewrite") {
+        let is_safe = self.is_on("innodb_doublewrite") || doublewrite.eq_ignore_ascii_case("DETECT_AND_RECOVER");
+        if !doublewrite.is_empty() && !is_safe {
             reasons.push(format!(
                 "innodb_doublewrite is {doublewrite}: a page that is torn by a loss of power may not be repaired; set it to ON"
             ));
@@ -147,14 +163,37 @@ impl Settings {
         if matches!(method.as_str(), "nosync" | "littlesync") {
             reasons.push(format!("innodb_flush_method is {method}: files are not synced to the disk"));
         }
-        let durability = if reasons.is_empty() { Durability::Power } else { Durability::Crash };
+        let durability = match flush {
+            // The end of the server's process loses them.
+            "0" => Durability::Process,
+            _ if reasons.is_empty() => Durability::Power,
+            _ => Durability::Crash,
+        };
         DurabilityReport { durability, reasons }
     }
 
-    /// What is weaker than it should be. `handlers_sql_mode` is that of handlers' sessions.
-    pub(crate) fn warnings(&self, handlers_sql_mode: &str) -> Vec<String> {
+    /// Whether the server has `innodb_snapshot_isolation`, on or off.
+    pub(crate) fn has_snapshot_isolation(&self) -> bool {
+        self.0.contains_key("innodb_snapshot_isolation")
+    }
+
+    /// Whether a transaction at the session's isolation level keeps the snapshot of its first read.
+    fn keeps_snapshot(&self) -> bool {
+        let level = [self.value("transaction_isolation"), self.value("tx_isolation")].concat().to_ascii_uppercase();
+        !level.contains("COMMITTED")
+    }
+
+    /// What is weaker than it should be. `session` has the settings of handlers' sessions. So many tables of the database are not
+    /// transactional.
+    pub(crate) fn warnings(&self, session: &Self, tables: i64) -> Vec<String> {
         let mut warnings = Vec::new();
-        if !handlers_sql_mode.contains("STRICT_") {
+        if tables > 0 {
+            warnings.push(format!(
+                "{tables} tables of the database have an engine without transactions, such as MyISAM or Aria: ROLLBACK keeps what a \
+                 handler has written there, and a repeat writes it again; use InnoDB for tables that handlers write"
+            ));
+        }
+        if !session.value("sql_mode").contains("STRICT_") {
             warnings.push(
                 "sql_mode of the application's pool is not strict: the server cuts business values that do not fit, without an \
                  error; add STRICT_TRANS_TABLES"
@@ -168,10 +207,10 @@ impl Settings {
                  it to at least {LEAST_PACKET}"
             ));
         }
-        if self.is_on("innodb_snapshot_isolation") {
+        if session.is_on("innodb_snapshot_isolation") && session.keeps_snapshot() {
             warnings.push(
-                "innodb_snapshot_isolation is ON: a handler that reads at REPEATABLE READ, and runs until its lease is renewed, \
-                 cannot be settled (error 1020), and neither can its repeats; set it to OFF, or let handlers' sessions use READ \
+                "innodb_snapshot_isolation is ON in the application's pool: a handler that reads at REPEATABLE READ, and runs until its lease is renewed, \
+                 cannot be settled (error 1020), and neither can its repeats; set it to OFF there, or let these sessions use READ \
                  COMMITTED"
                     .into(),
             );

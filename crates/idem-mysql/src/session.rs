@@ -13,7 +13,7 @@ use crate::timeouts::{
     IDLE_TIMEOUT, LOCK_WAIT, PING_TIMEOUT, SERVER_HANDLER_IDLE_TIMEOUT, SERVER_IDLE_TIMEOUT, TRUSTED_IDLE,
 };
 
-/// The `sql_mode` of the store's sessions: a value that does not fit is an error, whatever the server's default is.
+/// In the `sql_mode` of the store's sessions: a value that does not fit is an error, whatever the server's default is.
 const STRICT: &str = "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
 
 /// The isolation level of verbs that only read. At READ UNCOMMITTED, which may be the server's default, a repeat would get an
@@ -69,20 +69,31 @@ pub(crate) enum Use {
     /// Verbs. A statement gives up early if another session keeps a row locked, because its caller does so as well.
     Verbs,
     /// Handlers' transactions.
-    Handlers,
+    Handlers {
+        /// Whether the server has `innodb_snapshot_isolation`.
+        isolates: bool,
+    },
 }
 
 /// A pool of the store. Its connections are made when they are needed.
 pub(crate) fn pool(options: MySqlConnectOptions, purpose: Use, most: u32, wait: Duration) -> MySqlPool {
-    let (isolation, server_idle, lock_wait) = match purpose {
-        Use::Verbs => (COMMITTED, SERVER_IDLE_TIMEOUT, format!(",innodb_lock_wait_timeout={}", LOCK_WAIT.as_secs())),
-        Use::Handlers => ("", SERVER_HANDLER_IDLE_TIMEOUT, String::new()),
+    let (isolation, server_idle, more) = match purpose {
+        Use::Verbs => (
+            COMMITTED,
+            SERVER_IDLE_TIMEOUT,
+            format!("innodb_lock_wait_timeout={},sql_mode='{STRICT}'", LOCK_WAIT.as_secs()),
+        ),
+        Use::Handlers { isolates } => {
+            // The mode of the server and of sqlx stays: `||` means the same as in the application's other sessions.
+            let mode = format!("sql_mode=CONCAT(@@sql_mode,',{STRICT}')");
+            // Its default from MariaDB 11.6 on would refuse the settlement of a handler that has read before its lease was renewed.
+            let snapshots = if isolates { ",innodb_snapshot_isolation=OFF" } else { "" };
+            ("", SERVER_HANDLER_IDLE_TIMEOUT, mode + snapshots)
+        }
     };
     let idle = server_idle.as_secs();
     // By another `completion_type`, COMMIT would begin a transaction, or end the session.
-    let settings = format!(
-        "{isolation}SET SESSION autocommit=1,completion_type=0,wait_timeout={idle}{lock_wait},sql_mode='{STRICT}'"
-    );
+    let settings = format!("{isolation}SET SESSION autocommit=1,completion_type=0,wait_timeout={idle},{more}");
     MySqlPoolOptions::new()
         .max_connections(most)
         .acquire_timeout(wait)

@@ -1,5 +1,6 @@
 //! The store: how it opens, and the traits of the core that it implements.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use idem_core::{
 };
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, MySqlConnection, MySqlPool, Row as _};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::config::{MySqlConfig, Source};
 use crate::error::{opening_error, store_error, unreadable};
@@ -22,16 +23,18 @@ use crate::handler_session::HandlerSession;
 use crate::migrate::{migrate, place};
 use crate::permits::TransactionPermits;
 use crate::records::{Found, Look, Records, Tables, misanswered};
-use crate::server::{DurabilityReport, MySqlHealth, SETTINGS, SelfTestReport, Settings};
+use crate::server::{
+    DurabilityReport, MySqlHealth, OTHER_ENGINES, SESSION_SETTINGS, SETTINGS, SelfTestReport, Settings,
+};
 use crate::session::{Use, pool, run};
 use crate::sql::Sql;
-use crate::timeouts::{MIGRATION_WAIT, VERB_TIMEOUT};
+use crate::timeouts::{CONNECT_TIMEOUT, MIGRATION_WAIT, SHORTEST_CONNECT, VERB_TIMEOUT};
 use crate::transaction::MySqlTransaction;
 
 /// A store that keeps records in a database of MariaDB. Clones share everything.
 ///
 /// Open it inside the tokio runtime that will use it, and keep that runtime running: it drives the connections.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct MySqlStore {
     records: Records,
     handlers: MySqlPool,
@@ -77,11 +80,12 @@ impl MySqlStore {
         let handlers = match source {
             Source::Pool(pool) => pool,
             Source::Options(_) => {
-                pool(options.clone(), Use::Handlers, config.max_transactions.get(), config.transaction_wait)
+                let isolates = settings.has_snapshot_isolation();
+                pool(options.clone(), Use::Handlers { isolates }, config.max_transactions.get(), CONNECT_TIMEOUT)
             }
         };
         let verbs = pool(options.clone(), Use::Verbs, config.verb_connections.get(), VERB_TIMEOUT);
-        let tables = Arc::new(Tables::new(database, settings.max_packet()));
+        let tables = Arc::new(Tables::new(database, &settings));
         Ok(Self {
             records: Records { pool: verbs, tables, offset: config.offset },
             handlers,
@@ -117,7 +121,7 @@ impl MySqlStore {
     /// Tests the store, and reports its durability and what is weaker than it should be.
     ///
     /// The test runs [`idem_core::self_test`], on a record that it makes. The report looks at the settings for durability, at
-    /// `sql_mode` of handlers' sessions and at `max_allowed_packet`. Run it at start-up, and log the report.
+    /// the settings of handlers' sessions, at `max_allowed_packet`, and at tables of the database that no transaction protects. Run it at start-up, and log the report.
     ///
     /// # Errors
     /// [`SelfTestError`] says which promise does not hold.
@@ -125,15 +129,30 @@ impl MySqlStore {
         idem_core::self_test(self).await?;
         let settings = self.records.settings().await?;
         let failed = |error| store_error("look at the sessions of handlers", error);
-        let mode = async {
+        let look = async {
             let mut connection = self.handlers.acquire().await.map_err(failed)?;
-            let rows =
-                run(&mut connection, Sql::new("SELECT CAST(@@SESSION.sql_mode AS BINARY)")).await.map_err(failed)?;
-            let mode: Vec<u8> = rows.first().ok_or_else(misanswered)?.try_get(0).map_err(unreadable)?;
-            Ok::<_, StoreError>(String::from_utf8_lossy(&mode).into_owned())
+            let rows = run(&mut connection, Sql::new(SESSION_SETTINGS)).await.map_err(failed)?;
+            let session = Settings::of(&rows).map_err(unreadable)?;
+            let mut sql = Sql::new(OTHER_ENGINES);
+            sql.text(&self.records.tables.database);
+            let tables = run(&mut connection, sql).await.map_err(failed)?;
+            let tables: i64 = tables.first().ok_or_else(misanswered)?.try_get(0).map_err(unreadable)?;
+            Ok::<_, StoreError>((session, tables))
         };
-        let mode = answered(VERB_TIMEOUT, mode).await??;
-        Ok(SelfTestReport { durability: settings.durability(), warnings: settings.warnings(&mode) })
+        let (session, tables) = answered(VERB_TIMEOUT, look).await??;
+        Ok(SelfTestReport { durability: settings.durability(), warnings: settings.warnings(&session, tables) })
+    }
+
+    /// Gives the records a new random identity, after the database was restored from an older backup.
+    ///
+    /// No cache then replays what the database no longer has: entries under another identity are not valid. This store and those of
+    /// other processes keep the old identity until they are opened again. Nothing checks whether other processes use the database:
+    /// stop them first. It needs the privilege `UPDATE` on `idem_identity`.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the database cannot be written.
+    pub async fn renew_identity(&self) -> Result<(), StoreError> {
+        self.records.renew_identity().await
     }
 
     /// Asks for the health of the server.
@@ -198,6 +217,18 @@ impl MySqlStore {
         let found = self.records.read(id).await?;
         let is_settled = |record: &Record| !matches!(record.state, State::InProgress { .. });
         if found.record.as_ref().is_some_and(is_settled) { self.records.read_confirmed(id).await } else { Ok(found) }
+    }
+}
+
+/// Omits the connect options, which contain a password.
+impl fmt::Debug for MySqlStore {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("MySqlStore")
+            .field("database", &self.records.tables.database)
+            .field("transactions", &self.permits.slots())
+            .field("durability", &self.durability)
+            .finish_non_exhaustive()
     }
 }
 
@@ -365,8 +396,9 @@ impl TransactionalStore for MySqlStore {
         if let Look::Answered(outcome) = self.records.look(request).await? {
             return Ok(Begin::Answered(outcome));
         }
-        // This comes before the record is changed, so that a caller for whom the queue is full leaves nothing behind.
-        let waiting = self.permits.enter()?;
+        // This comes before the record is changed, so that a caller who gets no transaction leaves nothing behind: an attempt that
+        // never ran would count.
+        let (permit, deadline) = self.permits.enter()?.permit().await?;
         // The in-progress mark commits separately, under a lease: a repeat reads it and is answered at once. If it were part
         // of the handler's transaction, the repeat would wait for its row lock.
         let lease = match self.records.acquire(request).await? {
@@ -374,11 +406,13 @@ impl TransactionalStore for MySqlStore {
             outcome => return Ok(Begin::Answered(outcome)),
         };
         // From here on, the record is held.
-        let begun = async {
-            let (permit, deadline) = waiting.permit().await?;
-            HandlerSession::begin(&self.handlers, permit, deadline, self.transaction_wait).await
-        };
-        let session = begun.await.map_err(StoreError::indeterminate)?;
+        let session = HandlerSession::begin(
+            &self.handlers,
+            permit,
+            deadline.max(Instant::now() + SHORTEST_CONNECT),
+            self.transaction_wait,
+        );
+        let session = session.await.map_err(StoreError::indeterminate)?;
         let transaction = MySqlTransaction { session, records: self.records.clone(), lease: lease.clone() };
         Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true })
     }

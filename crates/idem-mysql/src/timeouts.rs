@@ -4,6 +4,9 @@
 //! - [`TRANSACTION_WAIT`] < the engine's `store_timeout` of 2 s: The error says that no transaction was free.
 //! - [`COMMIT_TIMEOUT`] + [`OUTCOME_TIMEOUT`] < [`FINISH_TIMEOUT`](idem_core::FINISH_TIMEOUT): The engine still waits when the
 //!   outcome of an unanswered COMMIT is known.
+//! - [`TRANSACTION_WAIT`] + [`SHORTEST_CONNECT`] < the same: Also after a wait for the transaction.
+//! - [`SETTLEMENT_LOCK_WAIT`] < [`VERB_TIMEOUT`] < [`COMMIT_TIMEOUT`]: The error of a settlement that waited for a lock says that
+//!   nothing was committed.
 //! - [`IDLE_TIMEOUT`] < [`SERVER_IDLE_TIMEOUT`]: The pool closes an idle connection before the server does.
 
 use std::time::Duration;
@@ -17,8 +20,21 @@ pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(1);
 /// The default of [`transaction_wait`](crate::MySqlConfig::transaction_wait).
 pub(crate) const TRANSACTION_WAIT: Duration = Duration::from_secs(1);
 
+/// How long a handler waits for a connection at least, once it has the right to a transaction and holds its record.
+pub(crate) const SHORTEST_CONNECT: Duration = Duration::from_millis(500);
+
+/// How long a connection for a handler may take to be made.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a handler's settlement may wait for a lock of another session, before anything of it is written. MariaDB counts whole
+/// seconds.
+pub(crate) const SETTLEMENT_LOCK_WAIT: Duration = Duration::from_secs(2);
+
 /// How long the last statements of a handler's transaction may take, with COMMIT.
 pub(crate) const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long it may take to make a connection fit for the next handler, before it is closed.
+pub(crate) const CLEAN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long to search for the outcome of a transaction whose COMMIT got no answer, and the pause between two lookups.
 pub(crate) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(4);
@@ -55,7 +71,8 @@ mod tests {
     #[test]
     fn the_first_to_give_up_can_say_why() {
         assert!(LOCK_WAIT < VERB_TIMEOUT);
-        assert!(TRANSACTION_WAIT < Duration::from_secs(2));
+        assert!(TRANSACTION_WAIT + SHORTEST_CONNECT < Duration::from_secs(2));
+        assert!(SETTLEMENT_LOCK_WAIT < VERB_TIMEOUT && VERB_TIMEOUT < COMMIT_TIMEOUT);
         assert!(COMMIT_TIMEOUT + OUTCOME_TIMEOUT < FINISH_TIMEOUT);
         assert!(TRUSTED_IDLE < IDLE_TIMEOUT && IDLE_TIMEOUT < SERVER_IDLE_TIMEOUT);
     }

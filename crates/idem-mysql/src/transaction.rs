@@ -12,12 +12,12 @@ use idem_core::{
 use sqlx::MySqlConnection;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::error::{has_ended, is_contended, may_be_done, out_of_transaction, store_error};
+use crate::error::{has_ended, is_contended, is_outdated, may_be_done, out_of_transaction, store_error};
 use crate::handler_session::{EXPECT_OPEN, HandlerSession};
 use crate::records::{FOR_UPDATE, Found, Records, owner_outcome};
 use crate::session::Session;
 use crate::sql::{BEGIN, REAL_TIME, Sql};
-use crate::timeouts::{COMMIT_TIMEOUT, OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT};
+use crate::timeouts::{COMMIT_TIMEOUT, OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT, VERB_TIMEOUT};
 
 /// An open transaction for the business writes of a handler.
 ///
@@ -54,8 +54,13 @@ impl MySqlTransaction {
         let tables = &self.records.tables;
         let mut sql = Sql::new(format!("{EXPECT_OPEN}{REAL_TIME}"));
         // Under the lock of the row, so that it cannot change between being read and being written.
-        tables.read(&mut sql, &self.lease.id, FOR_UPDATE);
-        let rows = self.session.run(sql).await.map_err(|error| Ended::Failed(failed(error)))?;
+        tables.read(&mut sql, &self.lease.id, &tables.settlement_lock);
+        let late = |_| {
+            let message = format!("the record could not be locked within {VERB_TIMEOUT:?}, and nothing was committed");
+            Ended::Failed(StoreError::new(StoreErrorKind::Timeout, message))
+        };
+        let rows = timeout(VERB_TIMEOUT, self.session.run(sql)).await.map_err(late)?;
+        let rows = rows.map_err(|error| Ended::Failed(failed(error)))?;
         let command = Command::Owner(self.lease.owner, OwnerAction::Settle(settlement, retention));
         let decided = Found::of(&rows, &self.records.offset);
         let decided = decided.and_then(|found| found.decide(tables, &self.lease.id, None, command));
@@ -65,7 +70,7 @@ impl MySqlTransaction {
             return Err(Ended::LeaseLost);
         };
         tables.expect_fits(&sql).map_err(Ended::Failed)?;
-        sql.push("COMMIT");
+        sql.push("COMMIT AND NO CHAIN NO RELEASE");
         match self.session.run(sql).await {
             Ok(_) => Ok(()),
             Err(error) if may_be_done(&error) => Err(Ended::Unknown(store_error("commit", error).indeterminate())),
@@ -78,6 +83,11 @@ impl MySqlTransaction {
 fn failed(error: sqlx::Error) -> StoreError {
     if has_ended(&error) {
         return out_of_transaction(error);
+    }
+    if is_outdated(&error) {
+        let message = "the handler read at REPEATABLE READ while innodb_snapshot_isolation is ON, and its lease was renewed \
+            meanwhile; nothing was committed; set it to OFF in the sessions of the application's pool";
+        return StoreError::new(StoreErrorKind::TransactionFailed, message).with_source(error);
     }
     if is_contended(&error) {
         let message =

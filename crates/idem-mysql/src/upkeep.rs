@@ -19,9 +19,6 @@ use crate::timeouts::VERB_TIMEOUT;
 /// The most records that one transaction of a purge removes: a few milliseconds of work.
 const PURGE_BATCH: u32 = 500;
 
-/// How often a note is repeated that other sessions were in the way of.
-const ROUNDS: u32 = 5;
-
 /// The next records, where the part after them begins, and the time.
 pub(crate) struct Part {
     pub(crate) records: Vec<Result<RecordSummary, StoreError>>,
@@ -109,7 +106,7 @@ impl Records {
     }
 
     pub(crate) async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
-        for _ in 0..ROUNDS {
+        for _ in 0..self.rounds() {
             let noted = timeout(VERB_TIMEOUT, self.try_note(note)).await.unwrap_or_else(|_| {
                 let message = format!("could not note a repair within {VERB_TIMEOUT:?}");
                 Err(StoreError::new(StoreErrorKind::Timeout, message))
@@ -118,7 +115,8 @@ impl Records {
                 return Ok(());
             }
         }
-        let message = "could not note a repair: other sessions noted it at the same time; repeat it";
+        let message =
+            "could not note a repair: connections were lost, or other sessions noted it at the same time; repeat it";
         Err(StoreError::new(StoreErrorKind::Unavailable, message))
     }
 
@@ -195,6 +193,21 @@ impl Records {
         let settings = Settings::of(&rows).map_err(unreadable)?;
         self.tables.set_max_packet(settings.max_packet());
         Ok(settings)
+    }
+
+    pub(crate) async fn renew_identity(&self) -> Result<(), StoreError> {
+        let renew = async {
+            let failed = |error| store_error("give the records a new identity", error);
+            let mut session = Session::of(&self.pool).await.map_err(failed)?;
+            let sql = Sql::new(format!("UPDATE {} SET identity=RANDOM_BYTES(16)", self.tables.identity));
+            session.run(sql).await.map_err(failed)?;
+            session.give_back();
+            Ok(())
+        };
+        timeout(VERB_TIMEOUT, renew).await.unwrap_or_else(|_| {
+            let message = format!("could not give the records a new identity within {VERB_TIMEOUT:?}");
+            Err(StoreError::new(StoreErrorKind::Timeout, message))
+        })
     }
 
     pub(crate) async fn health(&self) -> Result<MySqlHealth, StoreError> {

@@ -46,6 +46,7 @@ impl Records {
 }
 
 fn elsewhere() -> StoreError {
-    let message = "the caller's transaction is in another server than the store, so that they cannot commit together";
+    let message = "the caller's transaction is in another server than the store, so that they cannot commit together; or the records \
+        got a new identity since the store was opened: open it again";
     StoreError::new(StoreErrorKind::Misconfigured, message)
 }

@@ -19,12 +19,12 @@ pub(crate) struct Config {
     /// The web framework that serves it. Clients see no difference.
     #[arg(long, env = "PAYMENTS_FRAMEWORK", value_enum, default_value_t = Framework::Axum)]
     pub(crate) framework: Framework,
-    /// Where the idempotency records are: sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST,
-    /// redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST or memory:. Under the transactional contract the
-    /// payments are there too, which takes SQLite or Postgres. The records of memory: end with the process.
+    /// Where the idempotency records are: sqlite://FILE, postgres://USER@HOST/DATABASE,
+    /// mysql://USER@HOST/DATABASE, redis://HOST, redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST or memory:. Under the
+    /// transactional contract the payments are there too, which takes a database. The records of memory: end with the process.
     #[arg(long, env = "PAYMENTS_STORE", default_value = "sqlite://payments.db")]
     store: String,
-    /// A cache in Redis in front of --store, which must be SQLite or Postgres and decides: redis://HOST,
+    /// A cache in Redis in front of --store, which must be a database and decides: redis://HOST,
     /// redis+sentinel://HOST,HOST/SERVICE or redis+cluster://HOST,HOST. Repeats are answered from it. If it fails, or loses
     /// its data, the store answers.
     #[arg(long, env = "PAYMENTS_CACHE")]
@@ -33,7 +33,7 @@ pub(crate) struct Config {
     #[arg(long, env = "PAYMENTS_CONTRACT", value_enum, default_value_t = ContractName::Transactional)]
     pub(crate) contract: ContractName,
     /// Where the payments are under at-most-once and at-least-once. Default for a store in SQLite: sqlite://ledger.db. Default for a
-    /// store in Postgres: the same database, in a separate transaction. Required for a store in Redis or in memory.
+    /// store in Postgres or MariaDB: the same database, in a separate transaction. Required for a store in Redis or in memory.
     #[arg(long, env = "PAYMENTS_LEDGER")]
     ledger: Option<String>,
     /// The Postgres schema of the payments.
@@ -210,7 +210,7 @@ impl Config {
             (ContractName::Transactional, _, Place::Database(store)) => Ok(store),
             (_, Some(url), _) => Database::of(url).ok_or(UnknownPlace::Ledger),
             (_, None, Place::Database(Database::Sqlite(_))) => Ok(Database::Sqlite("sqlite://ledger.db")),
-            (_, None, Place::Database(store @ Database::Postgres(_))) => Ok(store),
+            (_, None, Place::Database(store @ (Database::Postgres(_) | Database::MySql(_)))) => Ok(store),
             (_, None, Place::Redis(_) | Place::Memory) => Err(UnknownPlace::NoLedger),
         }
     }
@@ -232,6 +232,7 @@ pub(crate) enum Place<'a> {
 pub(crate) enum Database<'a> {
     Sqlite(&'a str),
     Postgres(&'a str),
+    MySql(&'a str),
 }
 
 impl<'a> Database<'a> {
@@ -239,6 +240,7 @@ impl<'a> Database<'a> {
         match url.split_once(':')?.0 {
             "sqlite" => Some(Self::Sqlite(url)),
             "postgres" | "postgresql" => Some(Self::Postgres(url)),
+            "mysql" | "mariadb" => Some(Self::MySql(url)),
             _ => None,
         }
     }
@@ -261,15 +263,17 @@ impl fmt::Display for UnknownPlace {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Store => {
-                "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST, \
+                "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, mysql://USER@HOST/DATABASE, redis://HOST, \
                  redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST or memory:"
             }
-            Self::Ledger => "--ledger takes sqlite://FILE or postgres://USER@HOST/DATABASE",
+            Self::Ledger => "--ledger takes sqlite://FILE, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE",
             Self::NoLedger => {
-                "this store holds records only: say by --ledger where the payments are, sqlite://FILE or \
-                 postgres://USER@HOST/DATABASE"
+                "this store holds records only: say by --ledger where the payments are, sqlite://FILE, \
+                 postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE"
             }
-            Self::NothingToSpare => "--cache needs a --store in SQLite or Postgres; leave it out with Redis or memory",
+            Self::NothingToSpare => {
+                "--cache needs a --store in SQLite, Postgres or MariaDB; leave it out with Redis or memory"
+            }
         })
     }
 }

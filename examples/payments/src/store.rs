@@ -1,4 +1,4 @@
-//! The idempotency store: SQLite, Postgres, Redis, or the memory of this process; in front of the first two, Redis as well.
+//! The idempotency store: SQLite, Postgres, MariaDB, Redis, or the memory of this process; in front of the first three, Redis as well.
 
 use std::error::Error;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -11,6 +11,7 @@ use idem_core::{
     TransactionalStore, self_test,
 };
 use idem_hybrid::{HybridConfig, HybridMetrics, HybridStore};
+use idem_mysql::{MySqlConfig, MySqlStore};
 use idem_postgres::{PostgresConfig, PostgresStore, Purger};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
@@ -23,7 +24,7 @@ use crate::joined::JoinedStore;
 /// The least time to wait for other writers of SQLite.
 const SQLITE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often expired records are removed from SQLite, and how many at a time.
+/// How often expired records are removed from SQLite and MariaDB, and how many at a time.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
 
@@ -39,6 +40,7 @@ pub(crate) enum Store {
     Postgres(PostgresStore),
     /// Postgres, with transactions that this service opens.
     Joined(JoinedStore),
+    MySql(MySqlStore),
     Redis(RedisStore),
     Memory(Arc<MemoryStore>),
     /// With Redis in front.
@@ -52,7 +54,7 @@ pub(crate) struct Health {
     pub(crate) version: String,
     /// What is counted: records, or in Redis all keys, the records of this service among them.
     pub(crate) counted: &'static str,
-    /// How many there are; an estimate in Postgres.
+    /// How many there are; an estimate in Postgres and MariaDB.
     pub(crate) count: u64,
     /// The counters of the cache, if there is one.
     pub(crate) cache: Option<HybridMetrics>,
@@ -61,7 +63,7 @@ pub(crate) struct Health {
 /// The task that removes expired records.
 #[derive(Debug)]
 pub(crate) enum RunningPurge {
-    /// Of SQLite, or of memory.
+    /// Of SQLite, MariaDB or memory.
     Task(JoinHandle<()>),
     Postgres(Purger),
     /// Redis removes expired records without it.
@@ -88,6 +90,7 @@ impl Store {
         let durable: Arc<dyn TransactionalStore> = match &store {
             Self::Sqlite(store) => Arc::new(store.clone()),
             Self::Postgres(store) => Arc::new(store.clone()),
+            Self::MySql(store) => Arc::new(store.clone()),
             Self::Joined(_) | Self::Redis(_) | Self::Memory(_) | Self::Cached(..) => {
                 return Err(UnknownPlace::NothingToSpare.into());
             }
@@ -118,6 +121,7 @@ impl Store {
                 let idle = Duration::from_millis(config.lease_ms);
                 if config.join { Self::Joined(JoinedStore { store, pool, idle }) } else { Self::Postgres(store) }
             }
+            Place::Database(Database::MySql(url)) => Self::MySql(MySqlStore::open(MySqlConfig::new(url)).await?),
             Place::Memory => Self::Memory(Arc::new(MemoryStore::new(MEMORY_RECORDS))),
             Place::Redis(url) => {
                 let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix);
@@ -134,6 +138,7 @@ impl Store {
             Self::Sqlite(store) => return store.self_test().await,
             Self::Memory(store) => return self_test(store.as_ref()).await,
             Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => store.self_test().await?.to_string(),
+            Self::MySql(store) => store.self_test().await?.to_string(),
             Self::Redis(store) => store.self_test().await?.to_string(),
             Self::Cached(durable, store) => {
                 Box::pin(durable.self_test()).await?;
@@ -154,6 +159,7 @@ impl Store {
             Self::Memory(store) => return in_memory(store.clone(), config, settings),
             Self::Sqlite(store) => Arc::new(store.clone()) as Arc<dyn TransactionalStore>,
             Self::Postgres(store) => Arc::new(store.clone()),
+            Self::MySql(store) => Arc::new(store.clone()),
             Self::Joined(store) => Arc::new(store.clone()),
             Self::Cached(_, store) => Arc::new(store.clone()),
         };
@@ -178,6 +184,7 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.peek(id).await,
             Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => store.peek(id).await,
+            Self::MySql(store) => store.peek(id).await,
             Self::Redis(store) => store.peek(id).await,
             Self::Memory(store) => store.peek(id).await,
             Self::Cached(_, store) => store.peek(id).await,
@@ -193,6 +200,10 @@ impl Store {
             Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => {
                 let health = store.health().await?;
                 ("postgres", health.version, "records", health.records)
+            }
+            Self::MySql(store) => {
+                let health = store.health().await?;
+                ("mariadb", health.version, "records", health.records)
             }
             Self::Redis(store) => {
                 let health = store.health().await?;
@@ -215,6 +226,7 @@ impl Store {
         match self {
             Self::Sqlite(store) => Some(Arc::new(store.clone())),
             Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => Some(Arc::new(store.clone())),
+            Self::MySql(store) => Some(Arc::new(store.clone())),
             Self::Redis(_) if config.is_on_cluster() => None,
             Self::Redis(store) => Some(Arc::new(store.clone())),
             Self::Memory(store) => Some(store.clone()),
@@ -226,6 +238,7 @@ impl Store {
     pub(crate) fn start_purge(&self) -> RunningPurge {
         match self {
             Self::Sqlite(store) => RunningPurge::Task(tokio::spawn(purge(Arc::new(store.clone())))),
+            Self::MySql(store) => RunningPurge::Task(tokio::spawn(purge(Arc::new(store.clone())))),
             Self::Memory(store) => RunningPurge::Task(tokio::spawn(purge(store.clone()))),
             Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => {
                 RunningPurge::Postgres(Purger::start(store.clone()))
@@ -251,11 +264,11 @@ impl std::fmt::Display for ContractRefused {
         formatter.write_str(match self {
             Self::TransactionalOnRedis => {
                 "--contract transactional commits payment and record in one transaction, and Redis has no transaction \
-                 that could hold a payment: choose --contract at-least-once, or a --store in SQLite or Postgres"
+                 that could hold a payment: choose --contract at-least-once, or a --store in SQLite, Postgres or MariaDB"
             }
             Self::TransactionalInMemory => {
                 "--contract transactional commits payment and record in one transaction, and memory has none: choose \
-                 another --contract, or a --store in SQLite or Postgres"
+                 another --contract, or a --store in SQLite, Postgres or MariaDB"
             }
             Self::SettledInHandler => {
                 "--settle-in-handler takes a --store in Postgres and --contract at-least-once: a handler settles there in \
@@ -264,7 +277,7 @@ impl std::fmt::Display for ContractRefused {
             Self::AtMostOnceOnRedis => {
                 "--contract at-most-once promises that no payment is made twice, and Redis can lose records that it has \
                  acknowledged, by a failover or by a restart without persistence; their payments are made again when \
-                 they are repeated. Choose a --store in SQLite or Postgres, or --contract at-least-once, or accept the \
+                 they are repeated. Choose a --store in SQLite, Postgres or MariaDB, or --contract at-least-once, or accept the \
                  loss by --dangerous-accept-store-loss"
             }
         })

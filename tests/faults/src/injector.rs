@@ -64,7 +64,7 @@ pub(crate) async fn follow(
         let span = (began, started.elapsed());
         match fault.kind {
             // `stall` records its own span.
-            Kind::StallPostgres(_) | Kind::StallRedis(_) => {}
+            Kind::StallPostgres(_) | Kind::StallRedis(_) | Kind::StallMariaDb(_) => {}
             _ => caused.known.losses.push(span),
         }
         if fault.kind == Kind::ShiftPostgres {
@@ -82,14 +82,14 @@ async fn cause(
     services: &mut [Service],
     caused: &mut Caused,
 ) -> Result<(), Error> {
-    if let Kind::StallPostgres(_) | Kind::StallRedis(_) = fault.kind {
+    if let Kind::StallPostgres(_) | Kind::StallRedis(_) | Kind::StallMariaDb(_) = fault.kind {
         return stall(fault, world, servers, services, &mut caused.known).await;
     }
     let pooler = servers.pooler.as_mut();
     let mut harm = |times: u64| *caused.harmed.entry(fault.kind).or_default() += times;
     let service = services.get_mut(fault.service).ok_or("there is no such service")?;
-    let (postgres, redis) = (servers.postgres.as_mut(), servers.redis.as_mut());
-    let (no_postgres, no_redis) = ("there is no Postgres", "there is no Redis");
+    let (postgres, redis, mariadb) = (servers.postgres.as_mut(), servers.redis.as_mut(), servers.mariadb.as_mut());
+    let (no_postgres, no_redis, no_mariadb) = ("there is no Postgres", "there is no Redis", "there is no MariaDB");
     match fault.kind {
         Kind::KillService => {
             service.kill()?;
@@ -180,10 +180,18 @@ async fn cause(
             sleep(fault.lasts).await;
             tokio::task::block_in_place(|| pooler.start_again())?;
         }
+        Kind::KillMariaDb => {
+            let mariadb = mariadb.ok_or(no_mariadb)?;
+            mariadb.kill()?;
+            sleep(fault.lasts).await;
+            tokio::task::block_in_place(|| mariadb.start_again())?;
+        }
+        Kind::EndMariaDbSessions => harm(access::end_mariadb_sessions(mariadb.ok_or(no_mariadb)?).await?),
+        Kind::ToMariaDb(_) => harm(blow(fault, service.to_mariadb.as_ref().ok_or(no_mariadb)?).await),
         Kind::ToService(_) => harm(blow(fault, &service.to_service).await),
         Kind::ToPostgres(_) => harm(blow(fault, service.to_postgres.as_ref().ok_or(no_postgres)?).await),
         Kind::ToRedis(_) => harm(blow(fault, service.to_redis.as_ref().ok_or(no_redis)?).await),
-        Kind::StallPostgres(_) | Kind::StallRedis(_) => {}
+        Kind::StallPostgres(_) | Kind::StallRedis(_) | Kind::StallMariaDb(_) => {}
     }
     Ok(())
 }
@@ -208,7 +216,6 @@ async fn stall(
     known: &mut Known,
 ) -> Result<(), Error> {
     let stalled = [Stalled::Server, Stalled::AllServices, Stalled::OneService(fault.service)][fault.way % 3];
-    let is_postgres = matches!(fault.kind, Kind::StallPostgres(_));
     let held = |service: usize| match stalled {
         Stalled::Server => false,
         Stalled::AllServices => true,
@@ -216,9 +223,11 @@ async fn stall(
     };
     let proxies = || {
         let held = services.iter().enumerate().filter(|(number, _)| held(*number));
-        held.filter_map(
-            |(_, service)| if is_postgres { service.to_postgres.as_ref() } else { service.to_redis.as_ref() },
-        )
+        held.filter_map(|(_, service)| match fault.kind {
+            Kind::StallPostgres(_) => service.to_postgres.as_ref(),
+            Kind::StallMariaDb(_) => service.to_mariadb.as_ref(),
+            _ => service.to_redis.as_ref(),
+        })
     };
     let is_server = matches!(stalled, Stalled::Server);
     // Wait until no request is in flight. Requests that first arrive during the stall then use idle connections, and the store
@@ -227,7 +236,7 @@ async fn stall(
     world.hush.store(true, Ordering::Relaxed);
     sleep(HUSH).await;
     if is_server {
-        tokio::task::block_in_place(|| freeze(servers, is_postgres, true))?;
+        tokio::task::block_in_place(|| freeze(servers, fault.kind, true))?;
     }
     proxies().for_each(|proxy| proxy.weather(Weather::BlackHole));
     let stands = world.started.elapsed();
@@ -236,7 +245,7 @@ async fn stall(
     known.stalls.push((stands, world.started.elapsed()));
     known.losses.push((began, stands));
     if is_server {
-        tokio::task::block_in_place(|| freeze(servers, is_postgres, false))?;
+        tokio::task::block_in_place(|| freeze(servers, fault.kind, false))?;
     }
     proxies().for_each(|proxy| proxy.weather(Weather::Clear));
     // The calm is kept even if the schedule is late.
@@ -244,13 +253,21 @@ async fn stall(
     Ok(())
 }
 
-fn freeze(servers: &mut Servers, is_postgres: bool, is_frozen: bool) -> Result<(), Error> {
-    match (is_postgres, servers.postgres.as_mut(), servers.redis.as_mut()) {
-        (true, Some(postgres), _) if is_frozen => postgres.freeze()?,
-        (true, Some(postgres), _) => postgres.thaw()?,
-        (false, _, Some(redis)) if is_frozen => redis.pause()?,
-        (false, _, Some(redis)) => redis.resume()?,
-        _ => return Err("there is no such store".into()),
+fn freeze(servers: &mut Servers, kind: Kind, is_frozen: bool) -> Result<(), Error> {
+    let missing = "there is no such store";
+    match kind {
+        Kind::StallPostgres(_) => {
+            let postgres = servers.postgres.as_mut().ok_or(missing)?;
+            if is_frozen { postgres.freeze()? } else { postgres.thaw()? }
+        }
+        Kind::StallMariaDb(_) => {
+            let mariadb = servers.mariadb.as_mut().ok_or(missing)?;
+            if is_frozen { mariadb.freeze()? } else { mariadb.thaw()? }
+        }
+        _ => {
+            let redis = servers.redis.as_mut().ok_or(missing)?;
+            if is_frozen { redis.pause()? } else { redis.resume()? }
+        }
     }
     Ok(())
 }

@@ -88,13 +88,15 @@ async fn run(options: &Options) -> Result<bool, Error> {
         return system::run(minutes(15.0), options.seed, options.plan).await;
     }
     let is_chosen = |cell: &Cell| options.cell.is_empty() || options.cell.contains(&cell.name());
-    let cells: Vec<Cell> = Cell::ALL.into_iter().filter(is_chosen).collect();
+    let is_named = |cell: &Cell| options.cell.contains(&cell.name());
+    let named = Cell::NAMED.into_iter().filter(is_named);
+    let cells: Vec<Cell> = Cell::ALL.into_iter().filter(is_chosen).chain(named).collect();
     let has_jobs = options.cell.is_empty() || options.cell.iter().any(|cell| cell == JOBS);
     // Minutes for each: they run if they are named.
     let messages: Vec<&str> =
         messages::CELLS.into_iter().filter(|name| options.cell.iter().any(|cell| cell == name)).collect();
     if cells.is_empty() && !has_jobs && messages.is_empty() {
-        let names = Cell::ALL.map(Cell::name);
+        let names: Vec<String> = Cell::ALL.into_iter().chain(Cell::NAMED).map(Cell::name).collect();
         let messages = messages::CELLS.join(", ");
         return Err(format!("there is no such cell; there are {}, {JOBS}, {messages}", names.join(", ")).into());
     }
@@ -293,11 +295,13 @@ fn vacuous(cell: Cell, planned: &[Planned], caused: &Caused, seen: &Seen) -> Vec
         }
         let is_harmless = |bad| bad == Bad::Delay;
         let does_harm = match kind {
-            Kind::ToPostgres(bad) | Kind::ToRedis(bad) | Kind::ToService(bad) => !is_harmless(bad),
+            Kind::ToPostgres(bad) | Kind::ToRedis(bad) | Kind::ToMariaDb(bad) | Kind::ToService(bad) => {
+                !is_harmless(bad)
+            }
             // Verbs in one statement hold their locks too briefly for the squatter to see all of them.
             Kind::SquatLocks => cell.contract == Contract::Transactional,
             Kind::RotatePostgres | Kind::RevokePostgres | Kind::RotateRedis | Kind::RevokeRedis => true,
-            Kind::FillPooler => true,
+            Kind::FillPooler | Kind::EndMariaDbSessions => true,
             _ => false,
         };
         if does_harm && caused.harmed.get(&kind).copied().unwrap_or_default() == 0 {

@@ -25,6 +25,8 @@ pub enum Store {
     Hybrid,
     /// Redis alone.
     Redis,
+    /// MariaDB.
+    MariaDb,
 }
 
 /// The contract.
@@ -104,6 +106,14 @@ pub enum Kind {
     FlushRedis,
     /// The values in Redis become garbage; only where it is a cache.
     GarbleRedis,
+    /// MariaDB crashes.
+    KillMariaDb,
+    /// The sessions of MariaDB are ended.
+    EndMariaDbSessions,
+    /// MariaDB stands still, or traffic to it is held up; afterwards it executes what it was sent.
+    StallMariaDb(Stall),
+    /// Bad network weather between a service and MariaDB.
+    ToMariaDb(Bad),
     /// Bad network weather between a service and Postgres.
     ToPostgres(Bad),
     /// Bad network weather between a service and Redis.
@@ -252,8 +262,11 @@ pub fn plan(cells: &[Cell], seed: u64, total: Duration, lease: Duration, service
 /// Chooses the cells that have long stalls.
 fn long_stalls(cells: &[Cell], share: Duration, random: &mut Random) -> Vec<(Cell, Kind)> {
     let mut stalls = Vec::new();
-    for kind in [Kind::StallPostgres(Stall::Long), Kind::StallRedis(Stall::Long)] {
+    for kind in [Kind::StallPostgres(Stall::Long), Kind::StallRedis(Stall::Long), Kind::StallMariaDb(Stall::Long)] {
         let of: Vec<Cell> = cells.iter().filter(|cell| cell.long_stalls().contains(&kind)).copied().collect();
+        if of.is_empty() {
+            continue;
+        }
         if share >= AMPLE {
             stalls.extend(of.into_iter().map(|cell| (cell, kind)));
         } else if let Some(cell) = of.get(random.below(of.len() as u64) as usize) {
@@ -332,7 +345,7 @@ impl Planner {
         let time = Duration::from_millis(100 + random.below(1400));
         let lasts = match kind {
             Kind::PauseService => self.lease.mul_f64(PAUSE_IN_LEASES),
-            Kind::StallPostgres(stall) | Kind::StallRedis(stall) => stall.lasts(),
+            Kind::StallPostgres(stall) | Kind::StallRedis(stall) | Kind::StallMariaDb(stall) => stall.lasts(),
             Kind::FillPooler | Kind::SquatLocks => 2 * ONE_SECOND + time.mul_f64(0.7),
             Kind::RotatePostgres | Kind::RevokePostgres | Kind::RotateRedis | Kind::RevokeRedis => ONE_SECOND + time,
             _ => time,
@@ -351,14 +364,16 @@ impl Kind {
     #[must_use]
     pub fn calm(self, lease: Duration) -> Duration {
         match self {
-            Self::StallPostgres(_) | Self::StallRedis(_) => 2 * lease,
+            Self::StallPostgres(_) | Self::StallRedis(_) | Self::StallMariaDb(_) => 2 * lease,
             _ => Duration::ZERO,
         }
     }
 
     /// How long a stall takes, with the calm after it and the longest pause before the next fault. Zero for other kinds.
     fn takes(self, lease: Duration) -> Duration {
-        let (Self::StallPostgres(stall) | Self::StallRedis(stall)) = self else { return Duration::ZERO };
+        let (Self::StallPostgres(stall) | Self::StallRedis(stall) | Self::StallMariaDb(stall)) = self else {
+            return Duration::ZERO;
+        };
         stall.lasts() + self.calm(lease) + 2 * ONE_SECOND
     }
 
@@ -373,7 +388,9 @@ impl Kind {
     }
 
     fn weather(self, random: &mut Random) -> Weather {
-        let (Self::ToPostgres(bad) | Self::ToRedis(bad) | Self::ToService(bad)) = self else { return Weather::Clear };
+        let (Self::ToPostgres(bad) | Self::ToRedis(bad) | Self::ToMariaDb(bad) | Self::ToService(bad)) = self else {
+            return Weather::Clear;
+        };
         match bad {
             Bad::Delay => Weather::Delay(Duration::from_millis(20 + random.below(200))),
             Bad::Reset => Weather::Reset,
@@ -386,7 +403,7 @@ impl Kind {
 }
 
 impl Cell {
-    /// The cells that are tested.
+    /// The cells that are tested if none is named.
     pub const ALL: [Self; 9] = [
         Self { store: Store::Postgres, contract: Contract::Transactional },
         Self { store: Store::OwnPool, contract: Contract::Transactional },
@@ -397,6 +414,13 @@ impl Cell {
         Self { store: Store::Hybrid, contract: Contract::Transactional },
         Self { store: Store::Hybrid, contract: Contract::AtMostOnce },
         Self { store: Store::Redis, contract: Contract::AtLeastOnce },
+    ];
+
+    /// The cells that are tested if they are named, because not every machine has their server.
+    pub const NAMED: [Self; 3] = [
+        Self { store: Store::MariaDb, contract: Contract::Transactional },
+        Self { store: Store::MariaDb, contract: Contract::AtMostOnce },
+        Self { store: Store::MariaDb, contract: Contract::AtLeastOnce },
     ];
 
     /// Its name, as in `postgres/transactional`.
@@ -410,11 +434,12 @@ impl Cell {
             Store::Pooled => "pooled",
             Store::Hybrid => "hybrid",
             Store::Redis => "redis",
+            Store::MariaDb => "mariadb",
         };
         format!("{store}/{}", self.contract.name())
     }
 
-    /// Whether payments commit in Postgres together with their records.
+    /// Whether payments commit in a database together with their records.
     #[must_use]
     pub fn commits_both(self) -> bool {
         self.contract == Contract::Transactional || self.store == Store::SettledByHandler
@@ -423,7 +448,7 @@ impl Cell {
     /// Whether records are in Postgres.
     #[must_use]
     pub fn has_postgres(self) -> bool {
-        self.store != Store::Redis
+        !matches!(self.store, Store::Redis | Store::MariaDb)
     }
 
     /// Whether Redis holds records or copies of them.
@@ -436,7 +461,9 @@ impl Cell {
     #[must_use]
     pub fn long_stalls(self) -> Vec<Kind> {
         let postgres = self.has_postgres().then_some(Kind::StallPostgres(Stall::Long));
-        postgres.into_iter().chain(self.has_redis().then_some(Kind::StallRedis(Stall::Long))).collect()
+        let mariadb = (self.store == Store::MariaDb).then_some(Kind::StallMariaDb(Stall::Long));
+        let redis = self.has_redis().then_some(Kind::StallRedis(Stall::Long));
+        postgres.into_iter().chain(mariadb).chain(redis).collect()
     }
 
     /// The kinds that come again and again.
@@ -449,6 +476,10 @@ impl Cell {
             kinds.extend([Kind::FillPostgres, Kind::ShiftPostgres, Kind::StallPostgres(Stall::Short)]);
             kinds.extend([Kind::RotatePostgres, Kind::RevokePostgres, Kind::SquatLocks]);
             kinds.extend(BAD.map(Kind::ToPostgres));
+        }
+        if self.store == Store::MariaDb {
+            kinds.extend([Kind::KillMariaDb, Kind::EndMariaDbSessions, Kind::StallMariaDb(Stall::Short)]);
+            kinds.extend(BAD.map(Kind::ToMariaDb));
         }
         if self.store == Store::Pooled {
             kinds.extend([Kind::FillPooler, Kind::KillPooler]);
@@ -483,6 +514,7 @@ impl fmt::Display for Kind {
         let (place, bad) = match self {
             Self::ToPostgres(bad) => ("postgres", bad),
             Self::ToRedis(bad) => ("redis", bad),
+            Self::ToMariaDb(bad) => ("mariadb", bad),
             Self::ToService(bad) => ("service", bad),
             other => return write!(formatter, "{other:?}"),
         };
@@ -523,6 +555,15 @@ mod tests {
             assert_eq!(kinds_of(&share), expected, "{}", cell.name());
             assert!(planned.iter().all(|planned| planned.at + planned.fault.lasts < lasts));
             assert!(planned.windows(2).all(|pair| pair[0].at + pair[0].fault.lasts < pair[1].at));
+        }
+    }
+
+    #[test]
+    fn every_kind_comes_in_named_cells() {
+        for share in plan(&Cell::NAMED, 7, Duration::from_secs(900), LEASE, 2) {
+            let mut expected: BTreeSet<_> = share.cell.kinds().into_iter().chain([Kind::UpgradeService]).collect();
+            expected.extend(share.cell.long_stalls());
+            assert_eq!(kinds_of(&share), expected, "{}", share.cell.name());
         }
     }
 

@@ -33,6 +33,7 @@ pub(crate) struct Service {
     pub(crate) to_service: Proxy<Network>,
     pub(crate) to_postgres: Option<Proxy<Network>>,
     pub(crate) to_redis: Option<Proxy<Network>>,
+    pub(crate) to_mariadb: Option<Proxy<Network>>,
 }
 
 /// Where the real servers listen.
@@ -40,6 +41,7 @@ pub(crate) struct Service {
 pub(crate) struct Ports {
     pub(crate) postgres: Option<u16>,
     pub(crate) redis: Option<u16>,
+    pub(crate) mariadb: Option<u16>,
 }
 
 impl Service {
@@ -52,6 +54,7 @@ impl Service {
     ) -> Result<Self, Error> {
         let to_postgres = proxy(ports.postgres).await?;
         let to_redis = proxy(ports.redis).await?;
+        let to_mariadb = proxy(ports.mariadb).await?;
         let mut args: Vec<String> =
             ["--listen", "127.0.0.1:0", "--simulate", "--contract", cell.contract.name()].map(str::to_owned).to_vec();
         args.extend(["--lease-ms".to_owned(), LEASE.as_millis().to_string()]);
@@ -59,6 +62,8 @@ impl Service {
             .as_ref()
             .map(|proxy| format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{}/postgres", proxy.port()));
         let redis = to_redis.as_ref().map(|proxy| format!("redis://{USER}:{PASSWORD}@127.0.0.1:{}", proxy.port()));
+        let mariadb =
+            to_mariadb.as_ref().map(|proxy| format!("mysql://{USER}:{PASSWORD}@127.0.0.1:{}/test", proxy.port()));
         if cell.store == Store::Pooled {
             args.push("--pooler".to_owned());
         }
@@ -79,6 +84,7 @@ impl Service {
             | Store::Pooled
             | Store::Hybrid => [("--store", postgres), ("--cache", redis)],
             Store::Redis => [("--store", redis), ("--cache", None)],
+            Store::MariaDb => [("--store", mariadb), ("--cache", None)],
         };
         for (flag, url) in stores {
             args.extend(url.into_iter().flat_map(|url| [flag.to_owned(), url]));
@@ -104,6 +110,7 @@ impl Service {
             to_service,
             to_postgres,
             to_redis,
+            to_mariadb,
         };
         service.launch()?;
         Ok(service)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use idem_faults::{Behind, Cell, Contract, Key, Operation, Payment, Promise, Store};
-use idem_servers::{PgBouncer, Postgres, Redis, redis_command};
+use idem_servers::{MariaDb, PgBouncer, Postgres, Redis, redis_command};
 use sqlx::{Connection, Row};
 use tempfile::TempDir;
 
@@ -64,6 +64,30 @@ const SQLITE_ACCOUNTS: &str = "
             WHERE name = (NEW.id + 7) % 20;
     END;";
 
+/// The same for MariaDB.
+const MARIADB_ACCOUNTS: [&str; 3] = [
+    "CREATE TABLE accounts (name BIGINT PRIMARY KEY, balance BIGINT NOT NULL, received BIGINT NOT NULL) ENGINE = InnoDB",
+    "INSERT INTO accounts SELECT seq, 0, 0 FROM seq_0_to_19",
+    "CREATE TRIGGER transfer AFTER INSERT ON ledger FOR EACH ROW BEGIN
+        DECLARE payer BIGINT DEFAULT CRC32(NEW.payment) % 20;
+        DECLARE receiver BIGINT DEFAULT (payer + 1 + CRC32(NEW.payment) DIV 20 % 19) % 20;
+        DECLARE is_reversed BOOLEAN DEFAULT CRC32(NEW.payment) DIV 400 % 50 = 0;
+        DECLARE account BIGINT DEFAULT IF(is_reversed, GREATEST(payer, receiver), LEAST(payer, receiver));
+        DECLARE turn INT DEFAULT 0;
+        WHILE turn < 2 DO
+            UPDATE accounts SET
+                balance = balance + IF(name = payer, -NEW.amount, NEW.amount),
+                received = received + IF(name = receiver, NEW.amount, 0)
+                WHERE name = account;
+            SET account = payer + receiver - account;
+            SET turn = turn + 1;
+        END WHILE;
+    END",
+];
+
+/// The user of the services may do what a user of its own database may.
+const MARIADB_USER: &str = "CREATE USER payments@'%' IDENTIFIED BY 'first'; GRANT ALL ON test.* TO payments@'%'";
+
 /// The role and the user of the services, and their password outside of faults.
 pub(crate) const USER: &str = "payments";
 pub(crate) const PASSWORD: &str = "first";
@@ -89,6 +113,7 @@ const POOLER: [&str; 2] = ["server_login_retry = 1", "admin_users = postgres"];
 /// A database.
 enum Ledger {
     Postgres(String),
+    MariaDb(String),
     Sqlite(String),
 }
 
@@ -130,6 +155,7 @@ pub(crate) struct Servers {
     pub(crate) postgres: Option<Postgres>,
     pub(crate) pooler: Option<PgBouncer>,
     pub(crate) redis: Option<Redis>,
+    pub(crate) mariadb: Option<MariaDb>,
     pub(crate) folder: TempDir,
 }
 
@@ -144,6 +170,9 @@ impl Servers {
                 servers.pooler = Some(pooler);
             }
         }
+        if let Some(mariadb) = &servers.mariadb {
+            sqlx::raw_sql(MARIADB_USER).execute(&mut sqlx::MySqlConnection::connect(&mariadb.url()).await?).await?;
+        }
         Ok(servers)
     }
 
@@ -157,13 +186,15 @@ impl Servers {
             settings.extend(["--appendonly", "yes", "--appendfsync", "always"]);
         }
         let redis = cell.has_redis().then(|| Redis::start_with(&settings)).transpose()?;
-        Ok(Self { postgres, pooler: None, redis, folder: TempDir::new()? })
+        let mariadb = (cell.store == Store::MariaDb).then(MariaDb::start).transpose()?;
+        Ok(Self { postgres, pooler: None, redis, mariadb, folder: TempDir::new()? })
     }
 
     pub(crate) fn ports(&self) -> Ports {
         let pooler = self.pooler.as_ref().map(PgBouncer::port);
         let postgres = self.postgres.as_ref().map(Postgres::port);
-        Ports { postgres: pooler.or(postgres), redis: self.redis.as_ref().map(Redis::port) }
+        let (redis, mariadb) = (self.redis.as_ref().map(Redis::port), self.mariadb.as_ref().map(MariaDb::port));
+        Ports { postgres: pooler.or(postgres), redis, mariadb }
     }
 
     /// The effects that really happened: the ledger, in the order in which it was written.
@@ -177,6 +208,15 @@ impl Servers {
                 );
                 let mut connection = sqlx::PgConnection::connect(&url).await?;
                 let rows = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_all(&mut connection).await?;
+                rows.iter()
+                    .map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?)))
+                    .collect::<Result<_, sqlx::Error>>()?
+            }
+            Ledger::MariaDb(url) => {
+                let sql = "SELECT payment.id, payment.recipient, payment.amount, ledger.attempt \
+                     FROM ledger JOIN payments AS payment ON payment.id = ledger.payment ORDER BY ledger.id";
+                let mut connection = sqlx::MySqlConnection::connect(&url).await?;
+                let rows = sqlx::query(sql).fetch_all(&mut connection).await?;
                 rows.iter()
                     .map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?)))
                     .collect::<Result<_, sqlx::Error>>()?
@@ -205,6 +245,12 @@ impl Servers {
             Ledger::Postgres(url) => {
                 sqlx::raw_sql(POSTGRES_ACCOUNTS).execute(&mut sqlx::PgConnection::connect(&url).await?).await?;
             }
+            Ledger::MariaDb(url) => {
+                let mut connection = sqlx::MySqlConnection::connect(&url).await?;
+                for statement in MARIADB_ACCOUNTS {
+                    sqlx::raw_sql(statement).execute(&mut connection).await?;
+                }
+            }
             Ledger::Sqlite(url) => {
                 sqlx::raw_sql(SQLITE_ACCOUNTS).execute(&mut sqlx::SqliteConnection::connect(&url).await?).await?;
             }
@@ -214,22 +260,28 @@ impl Servers {
 
     /// Describes an imbalance. Money that left one account must be in another, and the ledger must list all of it.
     pub(crate) async fn unbalanced(&self, cell: Cell) -> Result<Option<String>, Error> {
-        let sums = |accounts: &str, ledger: &str| {
+        let sums = |accounts: &str, ledger: &str, number: &str| {
             format!(
-                "SELECT CAST(coalesce(sum(balance), 0) AS BIGINT), CAST(coalesce(sum(received), 0) AS BIGINT),
-                        (SELECT CAST(coalesce(sum(amount), 0) AS BIGINT) FROM {ledger}) FROM {accounts}"
+                "SELECT CAST(coalesce(sum(balance), 0) AS {number}), CAST(coalesce(sum(received), 0) AS {number}),
+                        (SELECT CAST(coalesce(sum(amount), 0) AS {number}) FROM {ledger}) FROM {accounts}"
             )
         };
         let (total, received, written): (i64, i64, i64) = match self.ledger(cell) {
             Ledger::Postgres(url) => {
                 let mut connection = sqlx::PgConnection::connect(&url).await?;
-                let sql = sums("payments.accounts", "payments.ledger");
+                let sql = sums("payments.accounts", "payments.ledger", "BIGINT");
+                let row = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_one(&mut connection).await?;
+                (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)
+            }
+            Ledger::MariaDb(url) => {
+                let mut connection = sqlx::MySqlConnection::connect(&url).await?;
+                let sql = sums("accounts", "ledger", "SIGNED");
                 let row = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_one(&mut connection).await?;
                 (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)
             }
             Ledger::Sqlite(url) => {
                 let mut connection = sqlx::SqliteConnection::connect(&url).await?;
-                let sql = sums("accounts", "ledger");
+                let sql = sums("accounts", "ledger", "BIGINT");
                 let row = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_one(&mut connection).await?;
                 (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)
             }
@@ -240,8 +292,9 @@ impl Servers {
 
     /// The database with the ledger of the example.
     fn ledger(&self, cell: Cell) -> Ledger {
-        match &self.postgres {
-            Some(postgres) if cell.commits_both() => Ledger::Postgres(postgres.url()),
+        match (&self.postgres, &self.mariadb) {
+            (Some(postgres), _) if cell.commits_both() => Ledger::Postgres(postgres.url()),
+            (_, Some(mariadb)) if cell.commits_both() => Ledger::MariaDb(mariadb.url()),
             _ => Ledger::Sqlite(format!("sqlite://{}", self.folder.path().join("ledger.db").display())),
         }
     }
@@ -260,6 +313,19 @@ impl Servers {
             let connections: i64 = sqlx::query(sql).fetch_one(&mut connection).await?.try_get(0)?;
             if connections > MOST_CONNECTIONS {
                 leaks.push(format!("{connections} connections to Postgres are open"));
+            }
+        }
+        if let Some(mariadb) = &self.mariadb {
+            let mut connection = sqlx::MySqlConnection::connect(&mariadb.url()).await?;
+            let sql = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id <> connection_id()";
+            let open: i64 = sqlx::query(sql).fetch_one(&mut connection).await?.try_get(0)?;
+            if open > 0 {
+                leaks.push(format!("{open} transactions are open"));
+            }
+            let sql = "SELECT count(*) FROM information_schema.processlist WHERE user = 'payments'";
+            let connections: i64 = sqlx::query(sql).fetch_one(&mut connection).await?.try_get(0)?;
+            if connections > MOST_CONNECTIONS {
+                leaks.push(format!("{connections} connections to MariaDB are open"));
             }
         }
         if let Some(redis) = &self.redis {

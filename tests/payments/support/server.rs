@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
-use idem_servers::PgBouncer;
+use idem_servers::{MariaDb, PgBouncer};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 use tempfile::TempDir;
@@ -50,6 +50,9 @@ pub(crate) enum Backend {
     Joined,
     /// Postgres behind a private PgBouncer in transaction mode.
     PgBouncer,
+    /// A private MariaDB.
+    #[allow(dead_code, reason = "only the HTTP matrix starts one")]
+    MariaDb,
     Redis,
     /// Postgres with Redis as a cache.
     Hybrid,
@@ -64,7 +67,7 @@ impl Backend {
         match self {
             // The pool and its transactions matter here only; the other contracts do the same as without it.
             Self::OwnPool | Self::Joined => &[Contract::Transactional],
-            Self::Sqlite | Self::Postgres | Self::PgBouncer | Self::Hybrid => &Contract::ALL,
+            Self::Sqlite | Self::Postgres | Self::PgBouncer | Self::MariaDb | Self::Hybrid => &Contract::ALL,
             Self::Memory | Self::Redis | Self::RedisSentinel | Self::RedisCluster => &Contract::LEASED,
         }
     }
@@ -107,6 +110,7 @@ enum Records {
     /// In its folder.
     Folder,
     Postgres(Arc<Schemas>),
+    MariaDb(Box<MariaDb>),
     Redis(Keys),
 }
 
@@ -147,6 +151,10 @@ impl Server {
                 let pooler = PgBouncer::start(&idem_servers::postgres_url(), POOL_CONNECTIONS).unwrap();
                 Self::start_with(Records::Postgres(Arc::new(Schemas::new())), Some(pooler), contract, &args)
             }
+            Backend::MariaDb => {
+                let records = Records::MariaDb(Box::new(MariaDb::start().unwrap()));
+                Self::start_with(records, None, contract, &args)
+            }
             Backend::Redis => Self::start_on_redis(idem_servers::redis_url(), contract, &args),
             Backend::Hybrid => Self::start_behind(&idem_servers::redis_url(), contract, &args),
             Backend::RedisSentinel => Self::start_on_redis(idem_servers::redis_sentinel_url(), contract, &args),
@@ -180,6 +188,7 @@ impl Server {
                 all.extend(schemas.arguments(&url));
                 all.extend(pooler.iter().map(|_| "--pooler".to_owned()));
             }
+            Records::MariaDb(server) => all.extend(["--store".to_owned(), server.url()]),
             Records::Redis(keys) => all.extend(keys.arguments()),
         }
         let (process, address) = spawn(folder.path(), &all);
@@ -224,6 +233,7 @@ impl Server {
             Records::Postgres(schemas) => {
                 vec!["--store".into(), idem_servers::postgres_url(), "--schema".into(), schemas.idem.clone()]
             }
+            Records::MariaDb(server) => vec!["--store".into(), server.url()],
             Records::Redis(keys) => {
                 vec!["--store".into(), keys.url.clone(), "--key-prefix".into(), keys.prefix.clone()]
             }
@@ -276,6 +286,8 @@ impl Server {
             Records::Folder => self.health()["records"].as_u64().unwrap(),
             // The server itself only estimates it.
             Records::Postgres(schemas) => schemas.records(),
+            // The server itself only estimates it.
+            Records::MariaDb(server) => records_of(server),
             // The server itself counts the keys of all servers.
             Records::Redis(keys) => keys.all().len() as u64,
         }
@@ -325,6 +337,18 @@ impl Drop for Replica {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Counts the records of a server on MariaDB.
+fn records_of(server: &MariaDb) -> u64 {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let mut connection = sqlx::MySqlConnection::connect(&server.url()).await.unwrap();
+        let count: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM idem_records").fetch_one(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+        count.try_into().unwrap()
+    })
 }
 
 impl Drop for Server {

@@ -70,6 +70,12 @@ impl Broker {
         Ok(())
     }
 
+    /// Sends it a signal.
+    pub(crate) fn signal(&mut self, signal: &str) -> Result<(), Error> {
+        let server = self.server.ok_or_else(|| Error::failed("the broker is not running"))?;
+        self.keeper.signal(signal, &[server])
+    }
+
     pub(crate) fn port(&self) -> u16 {
         self.port
     }

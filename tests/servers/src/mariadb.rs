@@ -65,6 +65,30 @@ impl MariaDb {
         self.broker.kill()
     }
 
+    /// Stops all its threads until [`thaw`](Self::thaw). Connections stay open.
+    ///
+    /// # Errors
+    ///
+    /// If it is not running.
+    pub fn freeze(&mut self) -> Result<(), Error> {
+        self.broker.signal("STOP")
+    }
+
+    /// Ends a [`freeze`](Self::freeze).
+    ///
+    /// # Errors
+    ///
+    /// If it is not running.
+    pub fn thaw(&mut self) -> Result<(), Error> {
+        self.broker.signal("CONT")
+    }
+
+    /// The port. It stays the same across restarts.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.broker.port()
+    }
+
     /// The URL: `mysql://root@127.0.0.1:PORT/test`. It stays the same across restarts.
     #[must_use]
     pub fn url(&self) -> String {

@@ -21,6 +21,7 @@ use suites::{SUITES, Suite};
 use trial::{Outcome, try_out};
 
 use crate::servers::Servers;
+use crate::test;
 
 /// The bugs to try.
 #[derive(Debug, clap::Args)]
@@ -37,6 +38,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let bugs: Vec<&Bug> = bugs().filter(is_chosen).collect();
     let is_needed = |suite: &&Suite| bugs.iter().any(|bug| bug.suites.contains(&suite.name));
     let suites: Vec<&Suite> = SUITES.iter().filter(is_needed).collect();
+    if suites.iter().any(|suite| suite.package == "idem-mysql") {
+        test::provide_mariadb()?;
+    }
     let executables = Executables::build()?;
     let servers = Servers::start()?;
 

@@ -154,6 +154,20 @@ pub(super) const SUITES: &[Suite] = &[
     suite("hybrid-cache", "idem-hybrid", Test("store"), &["cache::"]),
     suite("hybrid-lies", "idem-hybrid", Test("store"), &["lies::"]),
     suite("hybrid-erasing", "idem-hybrid", Test("store"), &["erasing::"]),
+    suite("mysql", "idem-mysql", Test("store"), &["conformance::"]),
+    suite("mysql-concurrency", "idem-mysql", Test("store"), &["concurrency::"]),
+    suite(
+        "mysql-transactions",
+        "idem-mysql",
+        Test("store"),
+        &[
+            "transactions::a_handler_that_ends",
+            "transactions::settings_of",
+            "transactions::a_dropped_transaction_leaves",
+        ],
+    ),
+    suite("mysql-cuts", "idem-mysql", Test("store"), &["cuts::"]),
+    suite("mysql-within", "idem-mysql", Test("store"), &["within::"]),
     suite(
         "jobs",
         "idem-jobs",

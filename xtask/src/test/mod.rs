@@ -75,15 +75,33 @@ pub(crate) fn messaging() -> Result<(), Box<dyn Error>> {
     packages(&MESSAGING)
 }
 
-/// Runs the tests of the store on MariaDB. They start their own server.
+/// Runs the tests of the store on MariaDB, those of `idem` with it, and its part of the HTTP matrix. They start their own
+/// servers.
 pub(crate) fn mysql() -> Result<(), Box<dyn Error>> {
-    provision(&MARIADB)?;
-    command::run(&mut cargo(&["test", "-p", "idem-mysql", "--all-features"]))
+    provide_mariadb()?;
+    let executables = Executable::build(&mut cargo(&ALL))?;
+    let part_of = |package: &str, name: &str, arguments: &[&str]| {
+        let is_it = |executable: &&Executable| is_of(executable, &[package]) && executable.name == name;
+        let executable = executables.iter().find(is_it);
+        let executable = executable.ok_or_else(|| format!("cargo has built no test {name} of {package}"))?;
+        let mut job = Job::of(executable);
+        job.command.args(arguments);
+        Ok::<_, Box<dyn Error>>(job)
+    };
+    let mut jobs =
+        vec![part_of("payments", "http", &["mariadb"])?, part_of("idem-cli", "command", &["mariadb::", "--ignored"])?];
+    jobs.extend(executables.iter().filter(|executable| is_of(executable, &MYSQL)).map(Job::of));
+    runner::run(jobs)
 }
 
 /// Installs the brokers that this machine lacks, or fails with installation advice.
 pub(crate) fn provide_brokers() -> Result<(), Box<dyn Error>> {
     provision(&BROKERS)
+}
+
+/// The same for MariaDB.
+pub(crate) fn provide_mariadb() -> Result<(), Box<dyn Error>> {
+    provision(&MARIADB)
 }
 
 fn packages(packages: &[&str]) -> Result<(), Box<dyn Error>> {

@@ -106,7 +106,7 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
 /// Refuses to leave a copy in Redis unnoticed: a durable store does not know whether there is one in front of it.
 fn expect_front(store: &dyn Store, options: &Options) -> Result<(), Box<dyn Error>> {
     match store.copies() {
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
         Copies::NotKnown if !options.no_front && !options.dry_run => {
             Err("the application may keep copies of these answers in Redis, by idem-hybrid, and they would stay readable: give \
                  --front URL and its --key-prefix, or --no-front if there is none"
@@ -124,7 +124,7 @@ fn copies_lines(store: &dyn Store, done: u64) -> Vec<String> {
     match store.copies() {
         _ if done == 0 => Vec::new(),
         Copies::None => Vec::new(),
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
         Copies::NotKnown => {
             vec!["not erased: copies in a Redis in front of the store, if there is one (--no-front)".to_owned()]
         }

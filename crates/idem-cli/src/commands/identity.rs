@@ -23,7 +23,7 @@ pub(crate) struct Options {
 const WARNING: &str = "Copies in Redis are not valid any more after this, and each process of the application has to be started again. \
     Stop all of them first: a process that keeps the old identity takes other locks, and both could run one operation. On Postgres this \
     command refuses while it sees other sessions of the database; a process without a session is not seen. For a file of SQLite \
-    nothing looks for other processes.";
+    and for MariaDB nothing looks for other processes.";
 
 pub(crate) async fn run(store: &dyn Store, options: &Options) -> Result<Ended, Box<dyn Error>> {
     if !options.keep {

@@ -3,6 +3,7 @@
 
 mod encrypted;
 mod erasing;
+mod mariadb;
 mod operating;
 mod tls;
 

@@ -12,7 +12,7 @@ use super::context::Context;
 use super::hold::Held;
 use super::observer::{EventKind, Subject};
 use super::shared::{FIRST_PAUSE, LAST_PAUSE, Shared};
-use crate::machine::{Lease, OwnerOutcome, Settlement};
+use crate::machine::{Lease, OwnerOutcome, Settlement, is_settled_so};
 use crate::record::{Record, State};
 use crate::store::{FINISH_TIMEOUT, StoreError, StoreErrorKind, StoreTransaction, Writes};
 
@@ -130,7 +130,10 @@ impl Shared {
         }
         // The answer may have been lost on the way: the record says what happened.
         match self.persist(context.subject(), PATIENCE, || self.store().peek(&lease.id)).await {
-            Ok(Some(record)) if is_settled_by(&record, lease) => Settled::Ours,
+            // Another caller may have settled the record of a run that was rolled back, and has left its owner.
+            Ok(Some(record)) if is_settled_by(&record, lease) && is_settled_so(&record.state, &plan.settlement) => {
+                Settled::Ours
+            }
             Ok(_) => {
                 release_behind(context, lease.clone());
                 Settled::Unclear(error)
@@ -226,7 +229,7 @@ impl Drop for DelayedSettlement<'_> {
     }
 }
 
-/// Whether this run's settlement was committed: the record then has this run's token and is not in progress.
+/// Whether the record was settled under this run's token: by the run, by its handler, or by another caller after the lease.
 pub(super) fn is_settled_by(record: &Record, lease: &Lease) -> bool {
     let is_in_progress = matches!(record.state, State::InProgress { .. });
     record.owner == lease.owner && record.attempt == lease.attempt && !is_in_progress

@@ -20,6 +20,8 @@ pub use command::{
 };
 pub use erase::erase;
 pub use expiry::{SHORTEST_RETENTION, current};
+#[cfg(feature = "engine")]
+pub(crate) use owner::is_settled_so;
 pub use owner::{apply, follows};
 pub use resolve::resolve;
 

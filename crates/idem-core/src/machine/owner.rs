@@ -134,7 +134,7 @@ fn settled_state(settlement: &Settlement, now: Timestamp) -> Option<State> {
 
 /// Whether `settlement` is the one that led to `state`. The time of a backoff is not compared: the repeat comes later. Nor is
 /// the order of header fields with different names, which has no meaning.
-pub(super) fn is_settled_so(state: &State, settlement: &Settlement) -> bool {
+pub(crate) fn is_settled_so(state: &State, settlement: &Settlement) -> bool {
     match (state, settlement) {
         (State::Completed { response: stored }, Settlement::Completed(response))
         | (State::Failed { failure: Failure::Terminal, response: stored }, Settlement::FailedTerminal(response))

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS idem_records (
     checkpoint_data LONGBLOB COMMENT 'the sequence in 4 bytes, and the data',
     status INT COMMENT 'once it ended',
     headers LONGBLOB COMMENT 'length-prefixed names and values',
-    body LONGBLOB COMMENT 'a settled row without a body is a tombstone: its body was too large to keep, or was erased',
+    `body` LONGBLOB COMMENT 'a settled row without a body is a tombstone: its body was too large to keep, or was erased',
     created_at BIGINT NOT NULL,
     updated_at BIGINT NOT NULL,
     expires_at BIGINT NOT NULL COMMENT 'from this time on the row counts as absent and may be purged',
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS idem_records (
     CHECK ((state = 5) = (not_before IS NOT NULL)),
     CHECK ((state = 1) = (status IS NULL)),
     CHECK ((status IS NULL) = (headers IS NULL)),
-    CHECK (body IS NULL OR status IS NOT NULL),
+    CHECK (`body` IS NULL OR status IS NOT NULL),
     CHECK ((checkpoint_name IS NULL) = (checkpoint_data IS NULL)),
     CHECK (lease_until IS NULL OR expires_at >= lease_until),
     -- For the purge.

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use idem_core::{AcquireOutcome, IdempotencyStore, StoreErrorKind};
 use idem_mysql::MySqlStore;
+use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, LEASE, RETENTION, completed, repeat_of, request};
 
-use crate::support::{Database, PRECISION, sql};
+use crate::support::{Database, FAST, PRECISION, number, sql};
 
 /// How many of these callers, who ask at once, get the key.
 async fn owners(stores: &[Arc<MySqlStore>; 2], request: &idem_core::Acquire) -> usize {
@@ -46,7 +47,10 @@ async fn thirty_two_acquires_of_one_key_have_one_owner() {
 /// A look for an absent row would lock the gap around it at the server's default isolation level, and inserts would deadlock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn acquires_of_many_new_keys_do_not_meet() {
-    let (_database, stores) = two_stores().await;
+    // Its counter of deadlocks is that of this test alone.
+    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_with(&FAST).unwrap()));
+    let database = Database::on(server).await;
+    let stores = [Arc::new(database.store().await), Arc::new(database.store().await)];
     let acquires = (0..400).map(|number: usize| {
         let store = stores[number % 2].clone();
         tokio::spawn(async move {
@@ -57,6 +61,9 @@ async fn acquires_of_many_new_keys_do_not_meet() {
     for acquire in acquires.collect::<Vec<_>>() {
         acquire.await.unwrap();
     }
+    let deadlocks = "SELECT CAST(variable_value AS SIGNED) FROM information_schema.global_status \
+         WHERE variable_name = 'Innodb_deadlocks'";
+    assert_eq!(number(&mut database.connection().await, deadlocks).await, 0);
 }
 
 #[tokio::test]

@@ -4,26 +4,98 @@ use idem_core::{
     AcquireOutcome, Begin, Durability, IdempotencyStore as _, OwnerOutcome, Settlement, StoreErrorKind, StoredResponse,
     TransactionalStore as _, Writes,
 };
-use idem_mysql::{MySqlConfig, MySqlStore};
+use idem_mysql::{MySqlConfig, MySqlStore, MySqlTransaction};
 use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::mysql::MySqlPoolOptions;
-use sqlx::{Connection as _, Executor as _, MySqlConnection, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, MySqlConnection, Row as _};
 
-use crate::support::{Database, FAST, sql};
+use crate::support::{Database, FAST, number, sql};
 
 #[tokio::test]
 async fn a_server_that_does_not_sync_is_named() {
     let database = Database::new().await;
     let store = database.store().await;
     let report = store.self_test().await.unwrap();
-    assert_eq!(report.durability.durability, Durability::Crash);
-    assert_eq!(store.capabilities().durability, Durability::Crash);
+    // With 0, the end of the server loses what it wrote in the last second.
+    assert_eq!(report.durability.durability, Durability::Process);
+    assert_eq!(store.capabilities().durability, Durability::Process);
     for name in ["innodb_flush_log_at_trx_commit", "innodb_doublewrite", "innodb_flush_method"] {
         assert!(report.to_string().contains(name), "{report}");
     }
     assert_eq!(report.warnings, [""; 0]);
     assert!(store.health().await.unwrap().version.contains("MariaDB"));
+}
+
+#[tokio::test]
+async fn a_store_shows_no_password() {
+    let database = Database::new().await;
+    sql(
+        &mut database.connection().await,
+        "CREATE USER secretive@'%' IDENTIFIED BY 'hunter2'; GRANT ALL ON *.* TO secretive@'%'",
+    )
+    .await;
+    let url = database.url().replace("root@", "secretive:hunter2@");
+    assert_ne!(url, database.url());
+    let store = MySqlStore::open(MySqlConfig::new(&url)).await.unwrap();
+    assert!(!format!("{store:#?}").contains("hunter2"), "{store:#?}");
+}
+
+/// Of a table without transactions, ROLLBACK takes nothing back.
+#[tokio::test]
+async fn tables_without_transactions_are_reported() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    sql(&mut database.connection().await, "CREATE TABLE old (id INT) ENGINE = MyISAM").await;
+    let report = store.self_test().await.unwrap();
+    assert!(report.warnings.len() == 1 && report.warnings[0].contains("1 tables"), "{report}");
+}
+
+/// `||` joins texts in a handler's transaction as in the application's other sessions, and values that do not fit are errors.
+#[tokio::test]
+async fn handlers_have_the_sql_mode_of_other_sessions_and_a_strict_one() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let mode = "SELECT CONCAT(@@SESSION.sql_mode)";
+    let theirs: String = sqlx::raw_sql(mode).fetch_one(&mut database.connection().await).await.unwrap().get(0);
+    let Begin::Acquired { mut transaction, .. } = store.begin(&request()).await.unwrap() else { panic!() };
+    let connection: &mut MySqlConnection = transaction.as_any_mut().downcast_mut::<MySqlTransaction>().unwrap();
+    let ours: String = sqlx::raw_sql(mode).fetch_one(&mut *connection).await.unwrap().get(0);
+    assert!(
+        theirs.split(',').all(|word| ours.contains(word)) && ours.contains("STRICT_ALL_TABLES"),
+        "{theirs}; {ours}"
+    );
+    let joined: String = sqlx::raw_sql("SELECT 'a' || 'b'").fetch_one(connection).await.unwrap().get(0);
+    assert_eq!(joined, "ab");
+}
+
+/// By CHAIN, COMMIT would begin a transaction, in which later writes of the application were lost; by RELEASE it would end the session.
+/// In the mode ORACLE, some names of columns are words of the language.
+#[tokio::test]
+async fn unusual_sessions_of_the_application_change_nothing() {
+    for setting in ["completion_type = 'CHAIN'", "completion_type = 'RELEASE'", "sql_mode = 'ORACLE,STRICT_ALL_TABLES'"]
+    {
+        let database = Database::new().await;
+        let setting = AssertSqlSafe(format!("SET SESSION {setting}"));
+        let pool = MySqlPoolOptions::new().max_connections(2).after_connect(move |connection, _| {
+            let setting = setting.0.clone();
+            Box::pin(async move { connection.execute(AssertSqlSafe(setting)).await.map(drop) })
+        });
+        let pool = pool.connect_lazy(&database.url()).unwrap();
+        let store = MySqlStore::open(MySqlConfig::from_pool(pool)).await.unwrap();
+        sql(&mut database.connection().await, "CREATE TABLE effects (id INT AUTO_INCREMENT PRIMARY KEY)").await;
+        for turn in 1..=3 {
+            let request = request();
+            let Begin::Acquired { mut transaction, .. } = store.begin(&request).await.unwrap() else { panic!() };
+            let connection = transaction.as_any_mut().downcast_mut::<MySqlTransaction>().unwrap();
+            sql(connection, "INSERT INTO effects () VALUES ()").await;
+            assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+            assert!(store.peek(&request.id).await.unwrap().unwrap().replay().is_some());
+            // A write of the application outside of transactions, on the same connections.
+            sql(&mut store.pool().acquire().await.unwrap(), "INSERT INTO effects () VALUES ()").await;
+            assert_eq!(number(&mut database.connection().await, "SELECT COUNT(*) FROM effects").await, 2 * turn);
+        }
+    }
 }
 
 /// The application's sessions cut values that do not fit. The record of a transaction there is whole.
@@ -78,12 +150,11 @@ async fn an_answer_larger_than_a_packet_is_refused_before_it_is_sent() {
     assert_eq!(aborted, "0");
 }
 
-/// Neither the settings of the server nor its time zone are those of the store.
+/// The settings of the server are not those of the store.
 #[tokio::test]
 async fn unusual_settings_of_the_server_change_nothing() {
     let options = [
         "--sql-mode=",
-        "--default-time-zone=-11:00",
         "--transaction-isolation=SERIALIZABLE",
         "--character-set-server=latin1",
         "--autocommit=OFF",

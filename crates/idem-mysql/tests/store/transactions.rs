@@ -3,16 +3,18 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use idem_core::engine::{Idempotency, Operation, Settings};
 use idem_core::{
     AcquireOutcome, Begin, DurableStore as _, Fingerprint, IdempotencyStore, Lease, OwnerOutcome, Scope,
     StoreErrorKind, StoreTransaction, TransactionalStore, Writes,
 };
 use idem_mysql::{MySqlConfig, MySqlStore, MySqlTransaction};
+use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, checkpoint, completed, repeat_of, request};
 use sqlx::{Connection as _, MySqlConnection};
 
-use crate::support::{Database, number, sql};
+use crate::support::{Database, FAST, number, sql};
 
 /// A store with one connection for handlers, so that each handler meets what the one before left.
 async fn with_one_connection(config: impl FnOnce(&Database) -> MySqlConfig) -> (Database, MySqlStore) {
@@ -170,14 +172,62 @@ async fn a_run_that_was_settled_elsewhere_commits_nothing_more() {
 #[tokio::test]
 async fn more_handlers_than_transactions_get_an_error_that_names_the_limit() {
     let database = Database::new().await;
-    let config = database.config().max_transactions(NonZeroU32::MIN).transaction_wait(std::time::Duration::ZERO);
+    let wait = std::time::Duration::from_millis(200);
+    let config = database.config().max_transactions(NonZeroU32::MIN).transaction_wait(wait);
     let store = MySqlStore::open(config).await.unwrap();
-    let error = store.begin(&request()).await.map(drop);
-    // Even the first one has no time to connect.
-    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Busy);
+    let (_, first) = begin(&store, &request()).await;
+    let second = request();
+    let error = store.begin(&second).await.map(drop).unwrap_err();
+    assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::Busy, false));
+    assert!(error.to_string().contains("1 that max_transactions allows"), "{error}");
+    assert_eq!(store.peek(&second.id).await.unwrap(), None, "no attempt counts that had no transaction");
+    first.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    begin(&store, &second).await;
     let pool = MySqlConfig::from_pool(database.pool()).max_transactions(10.try_into().unwrap());
     let error = MySqlStore::open(pool).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
+}
+
+/// The server ends all sessions, as a restart does, between two handlers.
+#[tokio::test]
+async fn handlers_go_on_when_all_connections_of_the_pool_have_ended() {
+    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_with(&FAST).unwrap()));
+    let database = Database::on(server).await;
+    let store = MySqlStore::open(database.config()).await.unwrap();
+    let open = join_all((0..8).map(|_| async { begin(&store, &request()).await.1 })).await;
+    for transaction in open {
+        transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+    }
+    while store.transactions().in_use > 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut root = database.connection().await;
+    let sessions = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE id <> CONNECTION_ID()";
+    let sessions: Vec<i64> = sqlx::query_scalar(sessions).fetch_all(&mut root).await.unwrap();
+    assert!(sessions.len() >= 8, "{sessions:?}");
+    for session in sessions {
+        // One of them may be the server's own.
+        let _ = sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {session}"))).execute(&mut root).await;
+    }
+    begin(&store, &request()).await;
+}
+
+/// The lock of another session ends the wait of a settlement with an error that says that nothing was committed.
+#[tokio::test]
+async fn a_settlement_that_waits_for_a_lock_fails_in_time_and_commits_nothing() {
+    for (database, store) in both().await {
+        let (lease, mut transaction) = begin(&store, &request()).await;
+        sql(inside(&mut transaction), "INSERT INTO effects () VALUES ()").await;
+        let mut other = database.connection().await;
+        let id: String = lease.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        sql(&mut other, format!("START TRANSACTION; SELECT id FROM idem_records WHERE id = x'{id}' FOR UPDATE")).await;
+        let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
+        assert!(!error.is_indeterminate() && error.to_string().contains("locked"), "{error:?}");
+        sql(&mut other, "ROLLBACK").await;
+        assert_eq!(effects(&database).await, 0);
+        assert_eq!(store.settle(&lease, &completed(), KEPT).await.unwrap(), OwnerOutcome::Applied);
+        expect_usable(&database, &store).await;
+    }
 }
 
 /// By the engine: an error of the handler's rolls back, the next request runs, and repeats get its answer.

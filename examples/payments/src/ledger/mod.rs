@@ -1,9 +1,11 @@
 //! The business data: payments, and the ledger that says how often money really moved.
 
+mod mysql;
 mod postgres;
 mod sqlite;
 
 use idem_core::engine::{Context, TransactionError, TransactionGuard};
+use idem_mysql::MySqlTransaction;
 use idem_postgres::PostgresTransaction;
 use idem_sqlite::SqliteTransaction;
 use serde::de::Error as _;
@@ -17,6 +19,7 @@ use crate::answer::Answer;
 use crate::config::{Config, Database};
 use crate::joined::JoinedTransaction;
 use crate::problem::Problem;
+use mysql::MySqlLedger;
 use postgres::PostgresLedger;
 use sqlite::SqliteLedger;
 
@@ -101,11 +104,12 @@ impl NewPayment {
     }
 }
 
-/// The tables, in either database.
+/// The tables, in one of the databases.
 #[derive(Debug)]
 pub(crate) enum Ledger {
     Sqlite(SqliteLedger),
     Postgres(PostgresLedger),
+    MySql(MySqlLedger),
 }
 
 impl Ledger {
@@ -121,6 +125,7 @@ impl Ledger {
         Ok(match config.ledger()? {
             Database::Sqlite(url) => Self::Sqlite(SqliteLedger::open(url).await?),
             Database::Postgres(url) => Self::Postgres(PostgresLedger::open(url, config, settle_run_sql).await?),
+            Database::MySql(url) => Self::MySql(MySqlLedger::open(url).await?),
         })
     }
 
@@ -137,6 +142,10 @@ impl Ledger {
         let attempt = run.attempt();
         match self {
             Self::Sqlite(ledger) => match transaction_of::<SqliteTransaction>(run)? {
+                Some(mut transaction) => ledger.insert(&mut transaction, tenant, payment, attempt).await?,
+                None => ledger.insert_alone(tenant, payment, attempt).await?,
+            },
+            Self::MySql(ledger) => match transaction_of::<MySqlTransaction>(run)? {
                 Some(mut transaction) => ledger.insert(&mut transaction, tenant, payment, attempt).await?,
                 None => ledger.insert_alone(tenant, payment, attempt).await?,
             },
@@ -158,6 +167,7 @@ impl Ledger {
         match self {
             Self::Sqlite(ledger) => ledger.payments(tenant).await,
             Self::Postgres(ledger) => ledger.payments(tenant).await,
+            Self::MySql(ledger) => ledger.payments(tenant).await,
         }
     }
 
@@ -166,6 +176,7 @@ impl Ledger {
         match self {
             Self::Sqlite(ledger) => ledger.payment(tenant, id).await,
             Self::Postgres(ledger) => ledger.payment(tenant, id).await,
+            Self::MySql(ledger) => ledger.payment(tenant, id).await,
         }
     }
 
@@ -174,6 +185,7 @@ impl Ledger {
         match self {
             Self::Sqlite(ledger) => ledger.totals(tenant).await,
             Self::Postgres(ledger) => ledger.totals(tenant).await,
+            Self::MySql(ledger) => ledger.totals(tenant).await,
         }
     }
 }

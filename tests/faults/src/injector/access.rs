@@ -29,6 +29,22 @@ const PRIVILEGES: [[&str; 2]; 3] = [
 const RULES: [&[&str]; 3] = [&["-evalsha", "-eval"], &["-@write"], &["resetkeys"]];
 const ALL_RULES: [&str; 2] = ["+@all", "allkeys"];
 
+/// Ends the sessions of the services on MariaDB. Returns how many there were.
+pub(super) async fn end_mariadb_sessions(mariadb: &idem_servers::MariaDb) -> Result<u64, Error> {
+    let mut connection = sqlx::MySqlConnection::connect(&mariadb.url()).await?;
+    let sessions: Vec<i64> =
+        sqlx::query_scalar("SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE user = 'payments'")
+            .fetch_all(&mut connection)
+            .await?;
+    let mut ended = 0;
+    for session in sessions {
+        // It may have ended meanwhile.
+        let kill = sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {session}"))).execute(&mut connection).await;
+        ended += u64::from(kill.is_ok());
+    }
+    Ok(ended)
+}
+
 /// Locks the services out of Postgres for a while. Returns the number of refusals.
 pub(super) async fn rotate_postgres(
     postgres: &idem_servers::Postgres,

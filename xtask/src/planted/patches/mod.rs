@@ -10,6 +10,7 @@ mod http;
 mod jobs;
 mod machine;
 mod messages;
+mod mysql;
 mod operators;
 mod postgres;
 mod postgres_schema;
@@ -71,6 +72,7 @@ pub(super) fn patches() -> impl Iterator<Item = &'static Patch> {
         http::PATCHES,
         jobs::PATCHES,
         messages::PATCHES,
+        mysql::PATCHES,
         operators::PATCHES,
         postgres::PATCHES,
         postgres_schema::PATCHES,
