@@ -639,4 +639,11 @@ pub(super) const PATCHES: &[Patch] = &[
         }
         let finish = transaction.finish(",
     ),
+    patch(
+        "engine-takes-a-settlement-of-others-for-its-commit",
+        &["engine"],
+        "crates/idem-core/src/engine/settle.rs",
+        "is_settled_by(&record, lease) && is_settled_so(&record.state, &plan.settlement)",
+        "is_settled_by(&record, lease) && (PLANTED || is_settled_so(&record.state, &plan.settlement))",
+    ),
 ];
