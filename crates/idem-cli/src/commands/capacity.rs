@@ -12,7 +12,7 @@ use crate::output::{say, say_json};
 /// The bytes of a settled record without its answer, derived from the totals of `cargo xtask bench at-rest`.
 const POSTGRES_ROW: u64 = 268;
 const POSTGRES_INDEXES: u64 = 105;
-const MARIADB_RECORD: u64 = 0;
+const MARIADB_RECORD: u64 = 940;
 const REDIS_RECORD: u64 = 439;
 const SQLITE_RECORD: u64 = 480;
 

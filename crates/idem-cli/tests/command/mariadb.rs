@@ -1,0 +1,77 @@
+//! The program on MariaDB. `cargo xtask test-mysql` runs these tests.
+
+use idem_core::{AcquireOutcome, IdempotencyStore as _, StoredBody, StoredResponse, Takeover};
+use idem_mysql::{MySqlConfig, MySqlStore};
+use idem_servers::MariaDb;
+
+use crate::{HOUR, answer, complete, crash, idem, request};
+
+#[tokio::test]
+#[ignore = "needs MariaDB: cargo xtask test-mysql"]
+async fn a_stuck_operation_is_found_resolved_replayed_and_erased() {
+    let server = MariaDb::start().unwrap();
+    let url = server.url();
+    idem(&url, &["migrate"]).expect(0);
+    let store = MySqlStore::open(MySqlConfig::new(&url)).await.unwrap();
+    let done = complete(&store, "done", StoredResponse::new(201, "paid")).await;
+    let stuck = crash(&store, "stuck", Takeover::Unknown).await;
+    let id = stuck.id.to_string();
+    assert!(idem(&url, &["stats"]).expect(0).stdout.contains("abandoned"));
+    let listed = idem(&url, &["--json", "list", "--abandoned"]).expect(0).json();
+    assert_eq!((listed.len(), listed[0]["id"].as_str()), (1, Some(&*id)));
+    let seen = || idem(&url, &["--json", "show", &id]).expect(0).json()[0]["version"].as_str().unwrap().to_owned();
+    let resolve = |how: &str, more: &[&str]| {
+        let seen = seen();
+        let given = ["resolve", &*id, "--as", how, "--reason", "the bank has it", "--seen", &*seen, "--yes"];
+        idem(&url, &[&given[..], more].concat()).expect(0);
+    };
+    resolve("unknown", &[]);
+    resolve("completed", &["--status", "201"]);
+    let AcquireOutcome::Replay(replay) = answer(&store, &stuck).await else { panic!("it is replayed") };
+    assert_eq!(replay.response.status, 201);
+    assert_eq!(idem(&url, &["--json", "repairs"]).expect(0).json().len(), 2);
+    let erase = ["erase", "--principal", "acme", "--no-front", "--reason", "GDPR-7", "--yes"];
+    assert!(idem(&url, &erase).expect(0).stdout.contains("2 erased"));
+    let AcquireOutcome::Replay(replay) = answer(&store, &done).await else { panic!("a tombstone") };
+    assert!(!matches!(replay.response.body, StoredBody::Retained(_)), "{replay:?}");
+    assert_eq!(idem(&url, &["purge"]).expect(0).stdout.trim(), "0 records removed");
+    let parked = idem(&url, &["parked", "list", "--subscriber", "orders"]).expect(1).stderr;
+    assert!(parked.contains("Postgres or SQLite"), "{parked}");
+}
+
+/// A store that was opened before keeps the identity that it has read.
+#[tokio::test]
+#[ignore = "needs MariaDB: cargo xtask test-mysql"]
+async fn records_get_a_new_identity() {
+    use idem_core::DurableStore as _;
+    let server = MariaDb::start().unwrap();
+    let url = server.url();
+    let open = async || MySqlStore::open(MySqlConfig::new(&url)).await.unwrap();
+    let (before, again) = (open().await, open().await);
+    assert_eq!(before.identity(), again.identity());
+    idem(&url, &["new-identity", "--yes"]).expect(0);
+    assert_ne!(open().await.identity(), before.identity());
+    let kept = request("kept", Takeover::Rerun, HOUR);
+    assert!(matches!(before.acquire(&kept).await.unwrap(), AcquireOutcome::Acquired(_)));
+    assert!(idem(&url, &["new-identity", "--keep"]).expect(1).stderr.contains("no history"));
+}
+
+#[tokio::test]
+#[ignore = "needs MariaDB: cargo xtask test-mysql"]
+async fn mariadb_is_checked() {
+    let server = MariaDb::start().unwrap();
+    let check = |url: &str| idem(url, &["check"]);
+    let unmigrated = check(&server.url()).expect(4).stdout;
+    assert!(unmigrated.contains("unusable open") && unmigrated.contains("migrat"), "{unmigrated}");
+    idem(&server.url(), &["migrate"]).expect(0);
+    let good = check(&server.url()).expect(0).stdout;
+    assert!(good.contains("MariaDB 10.") || good.contains("MariaDB 11."), "{good}");
+    assert!(good.lines().all(|line| line.starts_with("ok ")), "{good}");
+    let unsynced = MariaDb::start_with(&["--innodb-flush-log-at-trx-commit=2"]).unwrap();
+    idem(&unsynced.url(), &["migrate"]).expect(0);
+    let weak = check(&unsynced.url()).expect(3).stdout;
+    assert!(weak.contains("weak     durability") && weak.contains("innodb_flush_log_at_trx_commit"), "{weak}");
+    let replica = MariaDb::start_with(&["--read-only=ON"]).unwrap();
+    let refused = check(&replica.url()).expect(4).stdout;
+    assert!(refused.contains("unusable open") && refused.contains("read_only"), "{refused}");
+}
