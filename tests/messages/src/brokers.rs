@@ -101,8 +101,11 @@ pub(crate) fn redis_subscription(client: redis::Client, idle: Duration) -> Redis
 }
 
 pub(crate) fn kafka_subscription(mut config: ClientConfig, session: Duration) -> Result<KafkaSubscription, KafkaError> {
-    let (session, heartbeat) = (session.as_millis().to_string(), (session / 5).as_millis().to_string());
+    let [session, heartbeat, join] = [session, session / 5, session * 10].map(|time| time.as_millis().to_string());
     config.set("group.id", CONSUMER).set("session.timeout.ms", session).set("heartbeat.interval.ms", heartbeat);
+    // A consumer asks again after this time, and 3 s, if its request to join is not answered: the mock cluster can forget one of a
+    // consumer that replaces a killed one. The default is 5 min.
+    config.set("max.poll.interval.ms", join);
     KafkaSubscription::new(config, &[TOPIC], DAY)
 }
 
