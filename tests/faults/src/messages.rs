@@ -38,6 +38,9 @@ const LONGEST_PAUSE_MS: u64 = 250;
 const POISON_EVERY: u64 = 2500;
 const FAILS_EVERY: u64 = 20;
 
+/// So many faults come while all orders are placed, at least. A broker that takes long to start again would otherwise leave room for few.
+const LEAST_FAULTS: u64 = 60;
+
 /// How long a request, and everything after the last fault, may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 const CALM: Duration = Duration::from_secs(300);
@@ -59,6 +62,9 @@ struct World {
     requests: AtomicU64,
     unanswered: AtomicU64,
     done: AtomicU64,
+    faults: AtomicU64,
+    /// There are no more faults.
+    is_calm: AtomicBool,
 }
 
 fn is_poison(order: u64) -> bool {
@@ -107,6 +113,14 @@ impl World {
         status
     }
 
+    /// Waits until so many faults have come that the order may be placed.
+    async fn admit(&self, order: u64) {
+        let is_early = || order * LEAST_FAULTS > (self.faults.load(Ordering::Relaxed) + 1) * self.orders;
+        while is_early() && !self.is_calm.load(Ordering::Relaxed) {
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Asks until the order is accepted. One that is rolled back is given up after its first failure.
     async fn place(&self, order: u64, random: &mut Random) {
         loop {
@@ -144,6 +158,8 @@ pub(crate) async fn run(cell: &str, orders: u64, seed: u64) -> Result<bool, Erro
         requests: AtomicU64::new(0),
         unanswered: AtomicU64::new(0),
         done: AtomicU64::new(0),
+        faults: AtomicU64::new(0),
+        is_calm: AtomicBool::new(false),
     });
     let mut random = Random::new(seed);
     let mut clients = JoinSet::new();
@@ -156,11 +172,13 @@ pub(crate) async fn run(cell: &str, orders: u64, seed: u64) -> Result<bool, Erro
                     return;
                 }
                 sleep(Duration::from_millis(random.below(LONGEST_PAUSE_MS))).await;
+                world.admit(order).await;
                 world.place(order, &mut random).await;
             }
         });
     }
     let faults = cause(&world, &mut processes, &mut postgres, &mut broker, &mut random).await?;
+    world.is_calm.store(true, Ordering::Relaxed);
     // No more faults, but consumers that poison kills are started again.
     let give_up_at = Instant::now() + CALM;
     while !clients.is_empty() {
@@ -292,6 +310,7 @@ async fn cause(
             }
         };
         *faults.entry(name).or_default() += 1;
+        world.faults.fetch_add(1, Ordering::Relaxed);
         start_the_dead(processes)?;
     }
     Ok(faults)
