@@ -1,12 +1,44 @@
 //! Reads all records, part by part.
 
 use std::error::Error;
+use std::num::NonZeroU32;
 use std::ops::ControlFlow;
 
-use idem_core::{PartSize, RecordFilter, RecordPage};
+use idem_core::{PartSize, RecordFilter, RecordPage, StoreError};
 
 use crate::output::Progress;
 use crate::store::Store;
+
+/// How many records the parts of a scan have at most. They begin smaller, so that the first records come at once.
+const LARGEST_PART: NonZeroU32 = NonZeroU32::new(8_000).expect("not zero");
+
+/// The sizes of the parts of a scan: they grow until one takes too long, and are smaller from then on.
+pub(crate) struct Parts {
+    size: PartSize,
+    has_shrunk: bool,
+}
+
+impl Parts {
+    pub(crate) fn new() -> Self {
+        Self { size: PartSize::new(), has_shrunk: false }
+    }
+
+    pub(crate) fn get(&self) -> NonZeroU32 {
+        self.size.get()
+    }
+
+    pub(crate) fn succeeded(&mut self) {
+        if !self.has_shrunk {
+            self.size.grow_to(LARGEST_PART);
+        }
+    }
+
+    /// Fails with the error, unless a smaller part may succeed.
+    pub(crate) fn failed(&mut self, error: StoreError) -> Result<(), StoreError> {
+        self.has_shrunk = true;
+        self.size.shrink(error)
+    }
+}
 
 /// How many records a scan has read.
 #[derive(Debug, Default)]
@@ -24,16 +56,17 @@ pub(crate) async fn scan(
     filter: &RecordFilter,
     mut each: impl AsyncFnMut(&Progress, RecordPage) -> Result<ControlFlow<()>, Box<dyn Error>>,
 ) -> Result<Scanned, Box<dyn Error>> {
-    let (mut scanned, mut from, mut part) = (Scanned::default(), None, PartSize::new());
+    let (mut scanned, mut from, mut part) = (Scanned::default(), None, Parts::new());
     let progress = Progress::start("reading records");
     loop {
         let mut page = match store.list(filter, from.as_ref(), part.get()).await {
             Ok(page) => page,
             Err(error) => {
-                part.shrink(error)?;
+                part.failed(error)?;
                 continue;
             }
         };
+        part.succeeded();
         scanned.records += page.scanned;
         scanned.unreadable += page.unreadable;
         progress.show(scanned.records, page.progress);

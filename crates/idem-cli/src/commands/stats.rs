@@ -3,10 +3,11 @@
 use std::error::Error;
 
 use clap::Args;
-use idem_core::{PartSize, RecordCounts, Timestamp};
+use idem_core::{RecordCounts, Timestamp};
 use serde_json::{Value, json};
 
 use crate::Ended;
+use crate::commands::scan::Parts;
 use crate::output::{Progress, say, say_json};
 use crate::store::Store;
 
@@ -16,16 +17,17 @@ pub(crate) struct Options {}
 
 /// Counts all records, and says when, by the store's clock.
 pub(crate) async fn counted(store: &dyn Store) -> Result<(RecordCounts, Timestamp), Box<dyn Error>> {
-    let (mut counts, mut from, mut part) = (RecordCounts::default(), None, PartSize::new());
+    let (mut counts, mut from, mut part) = (RecordCounts::default(), None, Parts::new());
     let progress = Progress::start("counting records");
     let now = loop {
         let page = match store.count(from.as_ref(), part.get()).await {
             Ok(page) => page,
             Err(error) => {
-                part.shrink(error)?;
+                part.failed(error)?;
                 continue;
             }
         };
+        part.succeeded();
         counts.merge(&page.counts);
         progress.show(counts.scanned(), page.progress);
         match page.next {

@@ -55,7 +55,12 @@ impl PartSize {
 
     /// Doubles the size, up to 1,000. A long scan calls it after several parts without an error.
     pub fn grow(&mut self) {
-        self.0 = self.0.saturating_add(self.0.get()).min(Self::FIRST);
+        self.grow_to(Self::FIRST);
+    }
+
+    /// Doubles the size, up to `most`. Larger parts cost the server less for each record, and hold more records at a time.
+    pub fn grow_to(&mut self, most: NonZeroU32) {
+        self.0 = self.0.saturating_add(self.0.get()).min(most);
     }
 }
 
@@ -90,5 +95,13 @@ mod tests {
             part.get().get()
         });
         assert_eq!(sizes, [2, 4, 8, 16, 32, 64, 128, 256, 512, 1_000, 1_000]);
+        let most = NonZeroU32::new(3_000).unwrap();
+        assert_eq!(
+            [(); 3].map(|()| {
+                part.grow_to(most);
+                part.get().get()
+            }),
+            [2_000, 3_000, 3_000]
+        );
     }
 }
