@@ -40,7 +40,7 @@ pub struct MySqlStore {
     handlers: MySqlPool,
     permits: TransactionPermits,
     transaction_wait: Duration,
-    options: MySqlConnectOptions,
+    options: Arc<MySqlConnectOptions>,
     durability: Arc<DurabilityReport>,
     identity: [u8; 16],
 }
@@ -91,7 +91,7 @@ impl MySqlStore {
             handlers,
             permits: TransactionPermits::new(config.max_transactions, config.transaction_wait),
             transaction_wait: config.transaction_wait,
-            options,
+            options: Arc::new(options),
             durability: Arc::new(durability),
             identity,
         })
@@ -293,7 +293,7 @@ impl IdempotencyStore for MySqlStore {
     }
 
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
-        let pool = pool(self.options.clone(), Use::Verbs, 1, VERB_TIMEOUT);
+        let pool = pool(self.options.as_ref().clone(), Use::Verbs, 1, VERB_TIMEOUT);
         Some(Arc::new(Renewer(Records { pool, ..self.records.clone() })))
     }
 
