@@ -145,10 +145,13 @@ fn a_record_that_cannot_be_read_is_an_error_and_nothing_runs() {
 
 #[test]
 fn a_server_that_cannot_start_says_why() {
+    const TAKES: &str =
+        "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, mysql://USER@HOST/DATABASE, redis://HOST";
     let cases = [
         ("sqlite:///no/such/folder/x.db", "unable to open"),
-        ("mysql://user:secret@host/x", "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST"),
-        ("payments.db", "--store takes sqlite://FILE, postgres://USER@HOST/DATABASE, redis://HOST"),
+        ("oracle://user:secret@host/x", TAKES),
+        ("payments.db", TAKES),
+        ("mysql://user:secret@127.0.0.1:1/x", "refused"),
         ("postgres://user:secret@127.0.0.1:1/x", "refused"),
         ("redis://user:secret@127.0.0.1:1/0", "refused"),
         ("redis+ring://user:secret@host", "redis+cluster"),

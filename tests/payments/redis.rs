@@ -43,7 +43,10 @@ fn what_redis_cannot_promise_is_refused_at_start() {
     let log = refusal(&["--store", &url, "--contract", "at-least-once"]);
     assert!(log.contains("say by --ledger where the payments are"), "{log}");
     let log = refusal(&["--store", &url, "--contract", "at-least-once", "--ledger", &url]);
-    assert!(log.contains("--ledger takes sqlite://FILE or postgres://USER@HOST/DATABASE"), "{log}");
+    assert!(
+        log.contains("--ledger takes sqlite://FILE, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE"),
+        "{log}"
+    );
 }
 
 #[test]
