@@ -139,7 +139,7 @@ async fn a_record_of_redis_is_erased_by_its_id() {
     let by_principal = run(&[&erase[..], &["--principal", "acme"]].concat()).expect(1);
     assert!(by_principal.stderr.contains("does not keep"), "{}", by_principal.stderr);
     let front = run(&[&["--front", &*url], &erase[..], &[&done.id.to_string()]].concat()).expect(1);
-    assert!(front.stderr.contains("for a store in Postgres or SQLite"), "{}", front.stderr);
+    assert!(front.stderr.contains("for a store in Postgres, MariaDB or SQLite"), "{}", front.stderr);
     run(&[&erase[..], &[&done.id.to_string()]].concat()).expect(0);
     assert_eq!(body(&store, &done).await, StoredBody::NotRetained);
 }

@@ -363,7 +363,7 @@ async fn a_store_that_is_not_there_is_not_made() {
     std::fs::write(&other, "").unwrap();
     let ran = idem(&format!("sqlite://{}", other.display()), &["check"]).expect(4);
     assert!(ran.stdout.contains("version 0"), "{}", ran.stdout);
-    for url in ["mysql://x", ""] {
+    for url in ["oracle://x", ""] {
         let ran = idem(url, &["stats"]).expect(1);
         assert!(ran.stderr.contains("postgres://"), "{}", ran.stderr);
     }

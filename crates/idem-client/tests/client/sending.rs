@@ -181,7 +181,9 @@ async fn the_deadline_ends_the_retries_and_says_what_came_last() {
     let error = pay(&client, &server).with_extension(operation.clone()).send().await.unwrap_err();
     assert_eq!(kind(&error), ErrorKind::DeadlineExceeded);
     let report = Error::of(&error).unwrap().report();
-    assert_eq!(report.attempts as usize, server.arrived().len());
+    let (attempts, arrived) = (report.attempts as usize, server.arrived().len());
+    // The deadline may end the last attempt before it arrives.
+    assert!(attempts == arrived || attempts == arrived + 1, "{attempts} attempts, {arrived} arrived");
     assert_eq!(report.last_status.unwrap(), 503);
     assert!(error.to_string().contains("answered 503"), "{error}");
 
