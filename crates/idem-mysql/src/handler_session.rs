@@ -74,8 +74,9 @@ impl HandlerSession {
         loop {
             // In a separate task: if this caller gives up, the next one gets the connection. Without that, none would ever be ready
             // if connecting takes longer than callers wait.
-            let (pool, closed) = (pool.clone(), |_| sqlx::Error::PoolClosed);
-            let mut connection = tokio::spawn(async move { pool.acquire().await }).await.map_err(closed)??;
+            let pool = pool.clone();
+            let taken = tokio::spawn(async move { pool.acquire().await }).await;
+            let mut connection = taken.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))??;
             if MySqlTransactionManager::get_transaction_depth(&connection) == 0 {
                 return Ok(connection);
             }

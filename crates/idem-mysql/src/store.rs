@@ -245,7 +245,7 @@ fn current(found: Found) -> Option<Record> {
     found.record.filter(|record| machine::current(Some(record), found.now).is_some())
 }
 
-/// Renews leases on a connection of its own, which it makes when it is first used.
+/// Renews leases on a separate connection, which is made when it is first used.
 #[derive(Debug)]
 struct Renewer(Records);
 

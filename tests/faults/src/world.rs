@@ -85,7 +85,7 @@ const MARIADB_ACCOUNTS: [&str; 3] = [
     END",
 ];
 
-/// The user of the services may do what a user of its own database may.
+/// The user of the services has all privileges on one database.
 const MARIADB_USER: &str = "CREATE USER payments@'%' IDENTIFIED BY 'first'; GRANT ALL ON test.* TO payments@'%'";
 
 /// The role and the user of the services, and their password outside of faults.

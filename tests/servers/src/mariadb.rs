@@ -128,7 +128,7 @@ fn version_of(server: &Path) -> Result<String, Error> {
     Ok(version.unwrap_or("of unknown version").to_owned())
 }
 
-/// The account that owns the folder, because a server refuses to run as root unless it is told so.
+/// The account that owns the folder, because a server refuses to run as root without this option.
 fn account(folder: &Path) -> Result<Option<&'static str>, Error> {
     let metadata = folder.metadata().map_err(Error::io(format!("read {}", folder.display())))?;
     Ok((metadata.uid() == 0).then_some("--user=root"))

@@ -130,7 +130,7 @@ impl Shared {
         }
         // The answer may have been lost on the way: the record says what happened.
         match self.persist(context.subject(), PATIENCE, || self.store().peek(&lease.id)).await {
-            // Another caller may have settled the record of a run that was rolled back, and has left its owner.
+            // A record that another caller settles keeps the owner of its run, also if that run was rolled back.
             Ok(Some(record)) if is_settled_by(&record, lease) && is_settled_so(&record.state, &plan.settlement) => {
                 Settled::Ours
             }

@@ -54,7 +54,7 @@ impl World {
         assert_eq!(effect, settled, "{cut:?}: the write and the record went apart");
         match &told {
             Ok(OwnerOutcome::Applied) => assert_eq!(settled, 1, "{cut:?}: told done"),
-            Ok(OwnerOutcome::LeaseLost) => panic!("{cut:?}: nobody else has the lease"),
+            Ok(OwnerOutcome::LeaseLost) => panic!("{cut:?}: no other run has the lease"),
             Err(error) if error.is_indeterminate() => {
                 assert_eq!(*settlement, Settlement::Released, "{cut:?}: it can be found out: {error:?}");
             }

@@ -1,4 +1,4 @@
-//! Stores on a server that all tests share, each in a database of its own.
+//! Stores on a server that all tests share, each in a separate database.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ pub fn server() -> &'static MariaDb {
     SERVER.get_or_init(|| MariaDb::start_with(&FAST).unwrap())
 }
 
-/// A database of its own.
+/// A separate database.
 pub struct Database {
     pub name: String,
     pub offset: TimeOffset,
@@ -38,7 +38,7 @@ impl Database {
 
     pub async fn on(server: &'static MariaDb) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        // Not `test_…`: everybody may do everything there.
+        // Not `test_…`: every user may do everything there.
         let name = format!("idem_{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let mut connection = MySqlConnection::connect(&server.url()).await.unwrap();
         sql(&mut connection, format!("CREATE DATABASE {name}")).await;
