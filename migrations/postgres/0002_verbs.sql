@@ -602,45 +602,20 @@ BEGIN
 END
 $$;
 
--- For operators: the rows of so many blocks, at most "most" of them, in the order in which they lie in the table: reading them so
--- is many times faster than by their ids. They begin behind a place: a line of a block, and, if there are partitions, the table.
--- "shown" is the state to show: a released record is not in progress any more. What may be large is left out.
-CREATE FUNCTION "idem".idem_part_v1(block BIGINT, line INTEGER, relation OID, blocks BIGINT, most BIGINT) RETURNS TABLE (
-    place TID, of_relation OID,
-    id BYTEA, namespace TEXT, principal TEXT, operation TEXT, body_bytes BIGINT, shown INTEGER,
-    version BIGINT, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA, owner BYTEA, attempt BIGINT,
-    state SMALLINT, acquisition SMALLINT, takeover SMALLINT, lease_until BIGINT, not_before BIGINT, checkpoint_name BYTEA,
-    checkpoint_data BYTEA, status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, updated_at BIGINT,
-    expires_at BIGINT
-)
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-#variable_conflict use_column
-DECLARE
-    begin_at CONSTANT TID := format('(%s,%s)', block, line);
-    end_at CONSTANT TID := format('(%s,0)', least(block + blocks, 4294967295));
-BEGIN
-    RETURN QUERY SELECT
-        known.ctid, known.tableoid,
-        known.id, known.namespace, known.principal, known.operation, octet_length(known.body)::BIGINT,
-        CASE
-            WHEN known.state = 1 AND known.acquisition <> 4 AND known.owner = decode(repeat('00', 16), 'hex') THEN 5
-            ELSE known.state
-        END,
-        known.xmin::TEXT::BIGINT, known.format, known.fingerprint_algorithm, known.fingerprint, known.owner, known.attempt,
-        known.state, known.acquisition, known.takeover, known.lease_until, known.not_before, known.checkpoint_name,
-        substring(known.checkpoint_data, 1, 4), known.status, CASE WHEN known.status IS NOT NULL THEN ''::BYTEA END,
-        NULL::BYTEA, known.created_at, known.updated_at, known.expires_at
-    FROM "idem".idem_records AS known
-    WHERE known.ctid >= begin_at AND known.ctid < end_at AND (known.ctid > begin_at OR known.tableoid > relation)
-    ORDER BY known.ctid, known.tableoid
-    LIMIT most;
-END
-$$;
+-- The state of a record to show: a released one is not in progress any more.
+CREATE FUNCTION "idem".idem_shown_v1(state SMALLINT, acquisition SMALLINT, owner BYTEA) RETURNS INTEGER
+LANGUAGE sql IMMUTABLE
+RETURN CASE
+    WHEN state = 1 AND acquisition <> 4 AND owner = decode(repeat('00', 16), 'hex') THEN 5
+    ELSE state
+END;
 
 -- For operators: those rows of a part that are selected, each with the time, the number of rows in the part, the place of its
 -- last row, the number of blocks that were read and that of all blocks. If none is selected, there is one row without a record.
+--
+-- A part has the rows of so many blocks, at most "most" of them, in the order in which they lie in the table: reading them so is
+-- many times faster than by their ids. It begins behind a place: a line of a block, and, if there are partitions, the table. All
+-- rows of a part are looked at, so only what is needed to select them is read there. What may be large is left out.
 CREATE FUNCTION "idem".idem_list_v1(
     skew BIGINT, block BIGINT, line INTEGER, relation OID, most BIGINT, states INTEGER[], age BIGINT, abandoned BOOLEAN,
     namespace BYTEA, principal BYTEA, operation BYTEA
@@ -658,28 +633,58 @@ AS $$
 #variable_conflict use_column
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    in_namespace CONSTANT TEXT := convert_from(idem_list_v1.namespace, 'UTF8');
+    of_one_principal CONSTANT TEXT := convert_from(idem_list_v1.principal, 'UTF8');
+    of_one_operation CONSTANT TEXT := convert_from(idem_list_v1.operation, 'UTF8');
+    begin_at CONSTANT TID := format('(%s,%s)', block, line);
     read_blocks BIGINT;
     all_blocks BIGINT;
+    end_at TID;
 BEGIN
     SELECT known.blocks, known.total INTO read_blocks, all_blocks FROM "idem".idem_blocks_v1(most) AS known;
-    RETURN QUERY WITH part AS MATERIALIZED (SELECT * FROM "idem".idem_part_v1(block, line, relation, read_blocks, most)),
-    last AS (SELECT part.place::TEXT, part.of_relation FROM part ORDER BY part.place DESC, part.of_relation DESC LIMIT 1),
+    end_at := format('(%s,0)', least(block + read_blocks, 4294967295));
+    RETURN QUERY WITH part AS MATERIALIZED (
+        SELECT
+            known.ctid AS place, known.tableoid AS of_relation,
+            known.expires_at > at
+                AND (states IS NULL OR "idem".idem_shown_v1(known.state, known.acquisition, known.owner) = ANY (states))
+                AND (age IS NULL OR known.created_at <= at - age)
+                AND (
+                    NOT abandoned
+                    OR "idem".idem_shown_v1(known.state, known.acquisition, known.owner) = 1 AND known.lease_until <= at
+                )
+                AND (in_namespace IS NULL OR known.namespace = in_namespace)
+                AND (of_one_principal IS NULL OR known.principal = of_one_principal)
+                AND (of_one_operation IS NULL OR known.operation = of_one_operation)
+                AS is_selected
+        FROM "idem".idem_records AS known
+        WHERE known.ctid >= begin_at AND known.ctid < end_at AND (known.ctid > begin_at OR known.tableoid > relation)
+        ORDER BY known.ctid, known.tableoid
+        LIMIT most
+    ),
+    last AS (SELECT part.place, part.of_relation FROM part ORDER BY part.place DESC, part.of_relation DESC LIMIT 1),
     whole AS (
-        SELECT count(*) AS rows, (SELECT last.place FROM last), (SELECT last.of_relation::BIGINT FROM last), read_blocks,
+        SELECT count(*) AS rows, (SELECT last.place::TEXT FROM last), (SELECT last.of_relation::BIGINT FROM last), read_blocks,
             all_blocks
         FROM part
+    ),
+    selected AS (
+        SELECT known.*, known.xmin::TEXT::BIGINT AS version
+        FROM "idem".idem_records AS known
+        JOIN part ON part.is_selected AND part.place = known.ctid AND part.of_relation = known.tableoid
+        -- Partitions have rows at the same places.
+        WHERE known.ctid = ANY (ARRAY(SELECT part.place FROM part WHERE part.is_selected))
+        ORDER BY part.place, part.of_relation
     )
-    SELECT at, whole.*, part.id, part.namespace, part.principal, part.operation, part.body_bytes, part.shown, part.version,
-        part.format, part.fingerprint_algorithm, part.fingerprint, part.owner, part.attempt, part.state, part.acquisition,
-        part.takeover, part.lease_until, part.not_before, part.checkpoint_name, part.checkpoint_data, part.status,
-        part.headers, part.body, part.created_at, part.updated_at, part.expires_at
-    FROM whole LEFT JOIN part ON part.expires_at > at
-        AND (states IS NULL OR part.shown = ANY (states))
-        AND (age IS NULL OR part.created_at <= at - age)
-        AND (NOT abandoned OR part.shown = 1 AND part.lease_until <= at)
-        AND (idem_list_v1.namespace IS NULL OR part.namespace = convert_from(idem_list_v1.namespace, 'UTF8'))
-        AND (idem_list_v1.principal IS NULL OR part.principal = convert_from(idem_list_v1.principal, 'UTF8'))
-        AND (idem_list_v1.operation IS NULL OR part.operation = convert_from(idem_list_v1.operation, 'UTF8'));
+    SELECT at, whole.*, selected.id, selected.namespace, selected.principal, selected.operation,
+        octet_length(selected.body)::BIGINT,
+        "idem".idem_shown_v1(selected.state, selected.acquisition, selected.owner), selected.version, selected.format,
+        selected.fingerprint_algorithm, selected.fingerprint, selected.owner, selected.attempt, selected.state,
+        selected.acquisition, selected.takeover, selected.lease_until, selected.not_before, selected.checkpoint_name,
+        substring(selected.checkpoint_data, 1, 4), selected.status,
+        CASE WHEN selected.status IS NOT NULL THEN ''::BYTEA END, NULL::BYTEA, selected.created_at, selected.updated_at,
+        selected.expires_at
+    FROM whole LEFT JOIN selected ON TRUE;
 END
 $$;
 
@@ -698,24 +703,32 @@ AS $$
 #variable_conflict use_column
 DECLARE
     at CONSTANT BIGINT := "idem".idem_now_v1(skew);
+    begin_at CONSTANT TID := format('(%s,%s)', block, line);
     read_blocks BIGINT;
     all_blocks BIGINT;
+    end_at TID;
 BEGIN
     SELECT known.blocks, known.total INTO read_blocks, all_blocks FROM "idem".idem_blocks_v1(most) AS known;
+    end_at := format('(%s,0)', least(block + read_blocks, 4294967295));
     RETURN QUERY WITH part AS MATERIALIZED (
         SELECT
-            known.*,
+            known.ctid AS place, known.tableoid AS of_relation, octet_length(known.body) AS body_bytes, known.created_at,
+            known.expires_at,
             CASE
                 WHEN known.format <> known_format THEN -1
                 WHEN known.expires_at <= at THEN 0
-                WHEN known.shown = 1 AND known.lease_until <= at THEN -2
-                ELSE known.shown
+                WHEN known.lease_until <= at
+                    AND "idem".idem_shown_v1(known.state, known.acquisition, known.owner) = 1 THEN -2
+                ELSE "idem".idem_shown_v1(known.state, known.acquisition, known.owner)
             END AS kind
-        FROM "idem".idem_part_v1(block, line, relation, read_blocks, most) AS known
+        FROM "idem".idem_records AS known
+        WHERE known.ctid >= begin_at AND known.ctid < end_at AND (known.ctid > begin_at OR known.tableoid > relation)
+        ORDER BY known.ctid, known.tableoid
+        LIMIT most
     ),
-    last AS (SELECT part.place::TEXT, part.of_relation FROM part ORDER BY part.place DESC, part.of_relation DESC LIMIT 1)
+    last AS (SELECT part.place, part.of_relation FROM part ORDER BY part.place DESC, part.of_relation DESC LIMIT 1)
     SELECT
-        at, count(*), (SELECT last.place FROM last), (SELECT last.of_relation::BIGINT FROM last), read_blocks, all_blocks,
+        at, count(*), (SELECT last.place::TEXT FROM last), (SELECT last.of_relation::BIGINT FROM last), read_blocks, all_blocks,
         count(*) FILTER (WHERE kind = -1),
         count(*) FILTER (WHERE kind = 1), count(*) FILTER (WHERE kind = -2), count(*) FILTER (WHERE kind = 2),
         count(*) FILTER (WHERE kind = 3), count(*) FILTER (WHERE kind = 4), count(*) FILTER (WHERE kind = 5),

@@ -530,8 +530,10 @@ impl TransactionalStore for SqliteStore {
             Some(outcome) => return Ok(Begin::Answered(outcome)),
             None => None,
         };
-        // This comes before the record is changed, so that a caller for whom the queue is full leaves nothing behind.
-        let waiting = self.permits.enter()?;
+        // This comes before the record is changed, so that a caller who gets no transaction leaves nothing behind: an attempt that
+        // never ran would count, and the key would be taken until its lease ends. It holds no lock yet.
+        let (permit, deadline) = self.permits.enter()?.permit().await?;
+        let connection = self.transactions.begin(permit, deadline).await?;
         // The in-progress mark commits separately: the handler's transaction must not hold the one write lock before the
         // handler writes.
         let outcome = match known {
@@ -540,12 +542,13 @@ impl TransactionalStore for SqliteStore {
         };
         let lease = match outcome {
             AcquireOutcome::Acquired(lease) => lease,
-            outcome => return Ok(Begin::Answered(outcome)),
+            outcome => {
+                connection.roll_back().await;
+                return Ok(Begin::Answered(outcome));
+            }
         };
-        // From here on, the record is held.
         let (writer, clock) = (self.writer.clone(), Arc::clone(&self.clock));
-        let transaction = SqliteTransaction::begin(&self.transactions, writer, clock, lease.clone(), waiting).await;
-        let transaction = transaction.map_err(StoreError::indeterminate)?;
+        let transaction = SqliteTransaction::new(connection, writer, clock, lease.clone());
         Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true })
     }
 }

@@ -12,8 +12,7 @@ use idem_core::{Command, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, 
 use sqlx::SqliteConnection;
 
 use crate::error::{is_busy, is_old_snapshot, store_error, transaction_failed};
-use crate::handler_connection::{HandlerConnection, HandlerPool};
-use crate::permits::Waiting;
+use crate::handler_connection::HandlerConnection;
 use crate::writer::{Writer, misanswered, transitions};
 
 /// An open transaction; it dereferences to the connection, so `&mut *transaction` (or `&mut **guard`) runs queries.
@@ -31,16 +30,8 @@ pub struct SqliteTransaction {
 }
 
 impl SqliteTransaction {
-    pub(crate) async fn begin(
-        pool: &HandlerPool,
-        writer: Writer,
-        clock: Arc<dyn Clock>,
-        lease: Lease,
-        waiting: Waiting,
-    ) -> Result<Self, StoreError> {
-        let (permit, deadline) = waiting.permit().await?;
-        let connection = pool.begin(permit, deadline).await?;
-        Ok(Self { connection, writer, clock, lease })
+    pub(crate) fn new(connection: HandlerConnection, writer: Writer, clock: Arc<dyn Clock>, lease: Lease) -> Self {
+        Self { connection, writer, clock, lease }
     }
 
     /// Writes the record and commits. `None` if the handler has only read, and another connection writes now or has written since:

@@ -103,10 +103,13 @@ impl Store {
     }
 
     async fn open_alone(config: &Config) -> Result<Self, Box<dyn Error + Send + Sync>> {
+        // A request that waits for longer would be ended by the engine, without the reason.
+        let transaction_wait = Duration::from_millis(config.store_timeout_ms / 2);
         Ok(match config.store()? {
             Place::Database(Database::Sqlite(url)) => {
                 let patience = Duration::from_millis(config.store_timeout_ms).max(SQLITE_PATIENCE);
-                Self::Sqlite(SqliteStore::open(SqliteConfig::new(url).busy_timeout(patience)).await?)
+                let sqlite = SqliteConfig::new(url).busy_timeout(patience).transaction_wait(transaction_wait);
+                Self::Sqlite(SqliteStore::open(sqlite).await?)
             }
             Place::Database(Database::Postgres(url)) => {
                 let pool = PgPoolOptions::new().max_connections(POOL_CONNECTIONS).connect_lazy(url)?;
@@ -121,7 +124,9 @@ impl Store {
                 let idle = Duration::from_millis(config.lease_ms);
                 if config.join { Self::Joined(JoinedStore { store, pool, idle }) } else { Self::Postgres(store) }
             }
-            Place::Database(Database::MySql(url)) => Self::MySql(MySqlStore::open(MySqlConfig::new(url)).await?),
+            Place::Database(Database::MySql(url)) => {
+                Self::MySql(MySqlStore::open(MySqlConfig::new(url).transaction_wait(transaction_wait)).await?)
+            }
             Place::Memory => Self::Memory(Arc::new(MemoryStore::new(MEMORY_RECORDS))),
             Place::Redis(url) => {
                 let redis = RedisConfig::new(url).key_prefix(&config.redis_key_prefix);

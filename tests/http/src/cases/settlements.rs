@@ -21,7 +21,7 @@ fn repeat(target: &Target, request: &Request) -> Repeat {
         assert!(again.retry_after().is_some());
         return Repeat::Backoff;
     }
-    assert_eq!(again.status, first.status);
+    assert_eq!(again.status, first.status, "{first:?}, and then {again:?}");
     if again.is_replay() { Repeat::Replay } else { Repeat::RunsAgain }
 }
 
