@@ -60,6 +60,9 @@ impl MySqlConfig {
     /// Set `wait_timeout` of the pool's sessions to some minutes. If a machine loses its power, the server keeps the locks of
     /// its open transactions for that long: 8 h by default.
     ///
+    /// These further connections keep the options that the pool has now. After `set_connect_options` with another password, open the
+    /// store again.
+    ///
     /// The store does not change the pool's statement logging. By default, its log contains stored answers: all at the level
     /// `DEBUG`, and those of slow commits at `WARN`. `disable_statement_logging` of the pool's options ends that.
     #[must_use]

@@ -14,6 +14,7 @@ const TOO_MANY_CONNECTIONS: u16 = 1040;
 const NO_ACCESS_TO_DATABASE: u16 = 1044;
 const ACCESS_DENIED: u16 = 1045;
 const NO_DATABASE: u16 = 1046;
+const NOT_READY: u16 = 1047;
 const UNKNOWN_DATABASE: u16 = 1049;
 const SERVER_SHUTDOWN: u16 = 1053;
 const UNKNOWN_COLUMN: u16 = 1054;
@@ -95,6 +96,7 @@ fn reason(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
         CHECK_OF_MYSQL | CHECK_OF_MARIADB => misconfigured("a constraint of the tables refused it"),
         LOCK_WAIT_TIMEOUT => unavailable("another session kept the record locked"),
         DEADLOCK | CHECK_READ | DUPLICATE_ENTRY => unavailable("other sessions changed the record at the same time"),
+        NOT_READY => unavailable("the node is not ready: it is not in sync with its cluster"),
         SERVER_SHUTDOWN | KILLED => unavailable("the server or an operator ended the session"),
         INTERRUPTED | STATEMENT_TIMEOUT => unavailable("an operator or a time limit of the server ended the statement"),
         _ => unavailable("the server could not answer"),
@@ -143,9 +145,18 @@ pub(crate) fn may_be_done(error: &sqlx::Error) -> bool {
     })
 }
 
-/// Whether the connection is of no use any more.
-pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
-    number(error).is_none_or(|number| matches!(number, SERVER_SHUTDOWN | PACKET_TOO_LARGE | KILLED))
+/// Whether the connection is of no use any more. A server that takes no writes may have been replaced by another one, to which only
+/// a new connection leads.
+pub(crate) fn is_connection_useless(error: &sqlx::Error) -> bool {
+    let is_of_no_use = |number| {
+        matches!(number, SERVER_SHUTDOWN | PACKET_TOO_LARGE | KILLED | READ_ONLY_SERVER | READ_ONLY_MODE | NOT_READY)
+    };
+    number(error).is_none_or(is_of_no_use)
+}
+
+/// Whether the caller's transaction was begun READ ONLY.
+pub(crate) fn is_read_only_transaction(error: &sqlx::Error) -> bool {
+    number(error) == Some(READ_ONLY_TRANSACTION)
 }
 
 /// Whether the savepoint of the store is gone, and so its transaction.

@@ -9,7 +9,7 @@ use sqlx::{MySql, MySqlConnection, MySqlPool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::error::{is_connection_lost, store_error};
+use crate::error::{is_connection_useless, store_error};
 use crate::permits::TransactionPermit;
 use crate::session::run;
 use crate::sql::Sql;
@@ -18,14 +18,16 @@ use crate::timeouts::CLEAN_TIMEOUT;
 /// While a handler's transaction is open, its session refuses writes in any other one: a handler that ends the transaction
 /// cannot write outside of it. The savepoint is gone if the transaction was ended. By another `completion_type`, COMMIT and ROLLBACK
 /// would begin a transaction, or end the session.
-const BEGIN: &str = "ROLLBACK AND NO CHAIN NO RELEASE;SET SESSION completion_type=0;SET SESSION TRANSACTION READ ONLY;\
+const BEGIN: &str = "ROLLBACK AND NO CHAIN NO RELEASE;SET @idem_autocommit=@@autocommit;SET SESSION completion_type=0;SET SESSION TRANSACTION READ ONLY;\
     START TRANSACTION READ WRITE;SAVEPOINT idem_handler";
 
 /// Fails if the transaction that the handler was given has ended.
 pub(crate) const EXPECT_OPEN: &str = "RELEASE SAVEPOINT idem_handler;";
 
-/// Ends what is open, and makes the session usable for others. ROLLBACK does not end `LOCK TABLES`.
+/// Ends what is open, and makes the session usable for others. ROLLBACK does not end `LOCK TABLES`. With `autocommit` off, later
+/// writes of the application would not be committed.
 const CLEAN: &str = "ROLLBACK AND NO CHAIN NO RELEASE;UNLOCK TABLES;SET SESSION completion_type=0;\
+    SET SESSION autocommit=@idem_autocommit;\
     SET SESSION TRANSACTION READ WRITE";
 
 /// A connection with an open transaction. It is closed when this is dropped, unless it was given back.
@@ -53,7 +55,7 @@ impl HandlerSession {
                         session.permit = Some(permit);
                         return Ok(session);
                     }
-                    Err(error) if is_connection_lost(&error) && rounds > 0 => rounds -= 1,
+                    Err(error) if is_connection_useless(&error) && rounds > 0 => rounds -= 1,
                     Err(error) => return Err(error),
                 }
             }

@@ -13,7 +13,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlPool, Row as _};
 use tokio::time::timeout;
 
-use crate::error::{TOO_LARGE, is_connection_lost, is_contended, may_be_done, store_error, unreadable};
+use crate::error::{TOO_LARGE, is_connection_useless, is_contended, may_be_done, store_error, unreadable};
 use crate::row::{self, columns};
 use crate::server::Settings;
 use crate::session::Session;
@@ -64,7 +64,7 @@ impl Tables {
     /// Refuses a message that the server would answer by closing the connection.
     pub(crate) fn expect_fits(&self, sql: &Sql) -> Result<(), StoreError> {
         // One byte is the kind of the message, and COMMIT follows the statements.
-        if sql.len() + 1 + COMMIT.len() < self.max_packet.load(Ordering::Relaxed) {
+        if sql.len() + 1 + HANDLER_COMMIT.len() < self.max_packet.load(Ordering::Relaxed) {
             return Ok(());
         }
         Err(StoreError::new(StoreErrorKind::Capacity, format!("could not write a record: {TOO_LARGE}")))
@@ -92,6 +92,9 @@ impl Tables {
 pub(crate) const FOR_UPDATE: &str = " FOR UPDATE";
 
 const COMMIT: &str = "COMMIT";
+
+/// The same in a session whose `completion_type` a handler may have changed.
+pub(crate) const HANDLER_COMMIT: &str = "COMMIT AND NO CHAIN NO RELEASE";
 
 /// A record as it was read, and the time after that.
 pub(crate) struct Found {
@@ -200,7 +203,7 @@ impl Records {
                         session.give_back();
                         return Ok(rows);
                     }
-                    Err(error) if is_connection_lost(&error) && rounds > 1 => rounds -= 1,
+                    Err(error) if is_connection_useless(&error) && rounds > 1 => rounds -= 1,
                     Err(error) => {
                         session.recover(&error).await;
                         return Err(store_error(what, error));
@@ -250,7 +253,7 @@ impl Records {
             Ok(rows) => rows,
             Err(error) => {
                 session.recover(&error).await;
-                let again = is_contended(&error) || is_connection_lost(&error);
+                let again = is_contended(&error) || is_connection_useless(&error);
                 return if again { Ok(Tried::InTheWay(error)) } else { Err(store_error("lock a record", error)) };
             }
         };

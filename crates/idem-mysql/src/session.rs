@@ -7,7 +7,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, MySql, MySqlConnection, MySqlPool};
 use tokio::time::timeout;
 
-use crate::error::is_connection_lost;
+use crate::error::is_connection_useless;
 use crate::sql::Sql;
 use crate::timeouts::{
     IDLE_TIMEOUT, LOCK_WAIT, PING_TIMEOUT, SERVER_HANDLER_IDLE_TIMEOUT, SERVER_IDLE_TIMEOUT, TRUSTED_IDLE,
@@ -44,7 +44,7 @@ impl Session {
 
     /// Rolls back after this error of the server's, so that the connection can be used again; else closes it.
     pub(crate) async fn recover(mut self, error: &sqlx::Error) {
-        if !is_connection_lost(error) && self.run(Sql::new("ROLLBACK")).await.is_ok() {
+        if !is_connection_useless(error) && self.run(Sql::new("ROLLBACK")).await.is_ok() {
             self.give_back();
         }
     }
@@ -81,7 +81,8 @@ pub(crate) fn pool(options: MySqlConnectOptions, purpose: Use, most: u32, wait: 
         Use::Verbs => (
             COMMITTED,
             SERVER_IDLE_TIMEOUT,
-            format!("innodb_lock_wait_timeout={},sql_mode='{STRICT}'", LOCK_WAIT.as_secs()),
+            // The server does not notice a client that has left a session which waits for a lock of the table, as of ALTER TABLE.
+            format!("innodb_lock_wait_timeout={0},lock_wait_timeout={0},sql_mode='{STRICT}'", LOCK_WAIT.as_secs()),
         ),
         Use::Handlers { isolates } => {
             // The mode of the server and of sqlx stays: `||` means the same as in the application's other sessions.

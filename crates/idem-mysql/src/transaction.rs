@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::error::{has_ended, is_contended, is_outdated, may_be_done, out_of_transaction, store_error};
 use crate::handler_session::{EXPECT_OPEN, HandlerSession};
-use crate::records::{FOR_UPDATE, Found, Records, owner_outcome};
+use crate::records::{FOR_UPDATE, Found, HANDLER_COMMIT, Records, owner_outcome};
 use crate::session::Session;
 use crate::sql::{BEGIN, REAL_TIME, Sql};
 use crate::timeouts::{COMMIT_TIMEOUT, OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT, VERB_TIMEOUT};
@@ -56,7 +56,10 @@ impl MySqlTransaction {
         // Under the lock of the row, so that it cannot change between being read and being written.
         tables.read(&mut sql, &self.lease.id, &tables.settlement_lock);
         let late = |_| {
-            let message = format!("the record could not be locked within {VERB_TIMEOUT:?}, and nothing was committed");
+            let message = format!(
+                "within {VERB_TIMEOUT:?} the record could not be locked, or an earlier statement of the handler did not end; nothing \
+                 was committed"
+            );
             Ended::Failed(StoreError::new(StoreErrorKind::Timeout, message))
         };
         let rows = timeout(VERB_TIMEOUT, self.session.run(sql)).await.map_err(late)?;
@@ -70,7 +73,7 @@ impl MySqlTransaction {
             return Err(Ended::LeaseLost);
         };
         tables.expect_fits(&sql).map_err(Ended::Failed)?;
-        sql.push("COMMIT AND NO CHAIN NO RELEASE");
+        sql.push(HANDLER_COMMIT);
         match self.session.run(sql).await {
             Ok(_) => Ok(()),
             Err(error) if may_be_done(&error) => Err(Ended::Unknown(store_error("commit", error).indeterminate())),
@@ -122,8 +125,12 @@ async fn find_outcome(
                 Ok(Err(_)) | Err(_) => Err(error),
             };
         }
-        let message = "the connection was lost before COMMIT, and everything was rolled back";
-        return Err(StoreError::new(StoreErrorKind::Unavailable, message).with_source(error));
+        let kind = match error.kind() {
+            StoreErrorKind::Timeout => StoreErrorKind::Unavailable,
+            kind => kind,
+        };
+        let message = "the transaction ended before COMMIT, and everything was rolled back";
+        return Err(StoreError::new(kind, message).with_source(error));
     }
     Err(error)
 }

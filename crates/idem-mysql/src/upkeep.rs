@@ -8,7 +8,7 @@ use idem_core::{
 use sqlx::Row as _;
 use tokio::time::timeout;
 
-use crate::error::{is_connection_lost, is_contended, may_be_done, store_error, unreadable};
+use crate::error::{is_connection_useless, is_contended, may_be_done, store_error, unreadable};
 use crate::records::{Records, misanswered};
 use crate::row::{ORIGIN_COLUMNS, REPAIR_COLUMNS, origin, repair, summary, summary_columns};
 use crate::server::{MySqlHealth, SETTINGS, Settings};
@@ -66,7 +66,7 @@ impl Records {
         u32::try_from(rows.len()).map_err(|_| misanswered())
     }
 
-    /// Reads the records after `from` in the order of their ids, without headers and bodies.
+    /// Reads the records after `from` in the order of their ids, without header fields and bodies.
     pub(crate) async fn part(
         &self,
         what: &str,
@@ -130,7 +130,7 @@ impl Records {
             Ok(rows) => rows,
             Err(error) => {
                 session.recover(&error).await;
-                let again = is_contended(&error) || is_connection_lost(&error);
+                let again = is_contended(&error) || is_connection_useless(&error);
                 return if again { Ok(false) } else { Err(store_error(what, error)) };
             }
         };

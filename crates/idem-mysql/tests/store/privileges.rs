@@ -1,12 +1,14 @@
 //! Users with few privileges, and servers that take no writes.
 
+use std::time::{Duration, Instant};
+
 use idem_core::{AcquireOutcome, Begin, IdempotencyStore as _, StoreErrorKind, TransactionalStore as _, Writes};
 use idem_mysql::{MySqlConfig, MySqlStore, migrations};
 use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, completed, request};
 use sqlx::{Connection as _, MySqlConnection};
 
-use crate::support::{Database, FAST, sql};
+use crate::support::{Database, FAST, number, sql};
 
 /// A user of this database, who may do all to the records and repairs that the README lists, or only read.
 async fn user(database: &Database, may_write: bool) -> MySqlConfig {
@@ -84,11 +86,21 @@ async fn a_server_that_takes_no_writes_is_refused_or_told() {
     sql(&mut root, "CREATE USER app@'%'; GRANT SELECT, INSERT, UPDATE, DELETE ON test.* TO app@'%'").await;
     let config = MySqlConfig::new(server.url_of("app", "test"));
     let store = MySqlStore::open(config.clone()).await.unwrap();
+    store.acquire(&request()).await.unwrap();
+    let sessions = "SELECT COALESCE(MAX(id), 0) FROM information_schema.processlist WHERE user = 'app'";
+    let last = number(&mut root, sessions).await;
     // A failover makes a replica of it.
     sql(&mut root, "SET GLOBAL read_only = ON").await;
     let error = store.acquire(&request()).await.unwrap_err();
     assert_eq!((error.kind(), error.is_indeterminate()), (StoreErrorKind::Unavailable, false), "{error:?}");
     assert!(error.to_string().contains("takes no writes"), "{error}");
+    // Only a new connection could lead to a server that takes writes now.
+    let old = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'app' AND id <= {last}");
+    let limit = Instant::now() + Duration::from_secs(20);
+    while number(&mut root, &old).await > 0 {
+        assert!(Instant::now() < limit, "a connection is still used that leads to a server without writes");
+        store.acquire(&request()).await.unwrap_err();
+    }
     let error = MySqlStore::open(config).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error:?}");
     sql(&mut root, "SET GLOBAL read_only = OFF").await;

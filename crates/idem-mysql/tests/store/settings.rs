@@ -98,6 +98,24 @@ async fn unusual_sessions_of_the_application_change_nothing() {
     }
 }
 
+/// Later writes of the application, which begins no transaction, would not be committed.
+#[tokio::test]
+async fn a_handler_that_turns_autocommit_off_harms_no_later_write() {
+    let database = Database::new().await;
+    let pool = MySqlPoolOptions::new().max_connections(2).connect_lazy(&database.url()).unwrap();
+    let store = MySqlStore::open(MySqlConfig::from_pool(pool)).await.unwrap();
+    sql(&mut database.connection().await, "CREATE TABLE effects (id INT AUTO_INCREMENT PRIMARY KEY)").await;
+    let Begin::Acquired { mut transaction, .. } = store.begin(&request()).await.unwrap() else { panic!() };
+    let connection = transaction.as_any_mut().downcast_mut::<MySqlTransaction>().unwrap();
+    sql(connection, "INSERT INTO effects () VALUES (); SET SESSION autocommit = 0").await;
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    let mut all = [store.pool().acquire().await.unwrap(), store.pool().acquire().await.unwrap()];
+    for connection in &mut all {
+        sql(connection, "INSERT INTO effects () VALUES ()").await;
+    }
+    assert_eq!(number(&mut database.connection().await, "SELECT COUNT(*) FROM effects").await, 3);
+}
+
 /// The application's sessions cut values that do not fit. The record of a transaction there is whole.
 #[tokio::test]
 async fn a_sql_mode_that_is_not_strict_is_reported_and_harms_no_record() {

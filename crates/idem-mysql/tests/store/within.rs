@@ -102,6 +102,27 @@ async fn without_a_transaction_nothing_is_written() {
     }
 }
 
+/// With autocommit off, a savepoint would stay after the transaction was ended.
+#[tokio::test]
+async fn a_session_without_autocommit_and_a_transaction_that_only_reads_are_refused() {
+    for (begin, expected) in [
+        (
+            "SET autocommit = 0; START TRANSACTION; INSERT INTO effects () VALUES (); CREATE TABLE other (id INT)",
+            "autocommit",
+        ),
+        ("START TRANSACTION READ ONLY", "READ ONLY"),
+    ] {
+        let (database, store, lease) = world().await;
+        let mut connection = database.connection().await;
+        sql(&mut connection, begin).await;
+        let error = store.settle_within(&mut connection, &lease, &completed(), KEPT).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::TransactionFailed, "{begin}: {error:?}");
+        assert!(error.to_string().contains(expected), "{error}");
+        sql(&mut connection, "ROLLBACK").await;
+        assert!(!is_settled(&store, &lease).await, "{begin}");
+    }
+}
+
 #[tokio::test]
 async fn a_transaction_in_another_server_is_refused() {
     let (database, store, lease) = world().await;
