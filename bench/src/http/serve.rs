@@ -21,6 +21,8 @@ use ruts::store::postgres::{PostgresStore as PeerPostgresStore, PostgresStoreBui
 use ruts::{CookieOptions, SessionLayer};
 use tokio::net::TcpListener;
 use tower_cookies::CookieManagerLayer;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::error::Error;
 
@@ -65,9 +67,9 @@ pub(crate) struct Options {
     /// Records metrics, in the stacks `memory` and `postgres`.
     #[arg(long)]
     metrics: bool,
-    /// Has a log with spans, in the stacks `memory` and `postgres`.
-    #[arg(long)]
-    spans: bool,
+    /// What is logged, as in `RUST_LOG`, in the stacks `memory` and `postgres`.
+    #[arg(long, default_value = "off")]
+    log: tracing_subscriber::filter::Targets,
     /// How long the bare handler computes in addition, in nanoseconds.
     #[arg(long, default_value_t = 0)]
     busy_ns: u64,
@@ -142,13 +144,11 @@ fn memory() -> Result<MemoryStore, Error> {
     Ok(MemoryStore::new(NonZeroUsize::new(RECORDS).ok_or("no records")?))
 }
 
-/// The defaults, or those of a service that is observed as `payments` is: counters and histograms, and a log with spans. Nothing is
-/// logged, because nothing goes wrong.
+/// The defaults, or those of a service that is observed as `payments` is: counters and histograms, and a log. Nothing is logged,
+/// because nothing goes wrong.
 fn settings(options: &Options) -> Result<Settings, Error> {
-    if options.spans {
-        let filter = tracing_subscriber::EnvFilter::new("info");
-        tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
-    }
+    let lines = tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(lines).with(options.log.clone()).init();
     if !options.metrics {
         return Ok(Settings::new());
     }

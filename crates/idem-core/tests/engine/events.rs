@@ -115,7 +115,7 @@ async fn each_decision_is_logged_with_its_operation() {
     assert_eq!(spans.len(), 2, "two came as far as an operation: {spans:?}");
 }
 
-/// The span of an operation is of the level INFO, so that a log of warnings does not have it.
+/// A log of warnings does not have the span of the operation.
 #[tokio::test(start_paused = true)]
 async fn each_warning_names_the_record() {
     let (world, log) = (World::new(), Log::of_process());
