@@ -121,6 +121,7 @@ fn expressions_name_metrics_and_label_values_that_exist() {
         EventKind::StoreFailed(&failed),
         EventKind::StoreUnavailable(&failed),
         EventKind::Busy(&failed),
+        EventKind::CommitUnclear(&failed),
     ];
     let mut values: BTreeSet<&str> =
         kinds.iter().map(EventKind::name).chain(StateName::ALL.map(StateName::as_str)).collect();

@@ -18,7 +18,7 @@ const MOST_OPERATIONS: usize = 256;
 const OTHER: &str = "other";
 
 /// The rare outcomes and events that alerts are about. Each operation has their counters from its first request on, at 0: the
-/// `increase()` of Prometheus does not see a counter that appears with 1.
+/// `increase()` of Prometheus does not see a counter that appears with 1. So it misses an event before the first scrape.
 const ALERTED_OUTCOMES: [&str; 1] = ["outcome-unknown"];
 const ALERTED_EVENTS: [&str; 3] = ["failed-open", "settlement-lost", "steps-not-undone"];
 

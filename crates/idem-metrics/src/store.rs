@@ -53,6 +53,9 @@ impl StoreGauges {
             body_bytes,
             oldest_in_progress,
             oldest_expired,
+            // Counters of the engine say more of rates.
+            made_last_hour: _,
+            unsuccessful_last_hour: _,
         } = counts;
         for (state, count) in [
             ("in-progress", in_progress),

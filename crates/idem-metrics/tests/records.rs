@@ -135,6 +135,7 @@ async fn every_state_has_its_gauge() {
         body_bytes: 9,
         oldest_in_progress: Some(at(90)),
         oldest_expired: Some(at(40)),
+        ..RecordCounts::default()
     };
     let world = World::new();
     StoreGauges::with_recorder(world.0.clone(), "s").record(&counts, at(100));
