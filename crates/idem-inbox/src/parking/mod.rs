@@ -60,7 +60,8 @@ pub trait Parking: fmt::Debug + Send + Sync + 'static {
     async fn park(&self, subscriber: &str, message: &Message, reason: &str) -> Result<(), StoreError>;
 
     /// Lists up to `most` parked messages of a subscriber, the oldest first, after the entry `after`. With `only_requested`, those
-    /// whose replay was requested. It takes at most [`LIST_TIMEOUT`].
+    /// whose replay was requested. An entry that cannot be read is logged and left out. The list has ended when there is none. It takes
+    /// at most [`LIST_TIMEOUT`].
     ///
     /// # Errors
     /// [`StoreError`]; of the kind `Timeout` after that time.

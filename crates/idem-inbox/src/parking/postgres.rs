@@ -56,7 +56,7 @@ const PARK: &str =
         changed_at = excluded.changed_at
     WHERE entry.state = 'running'";
 
-const LIST: &str = "SELECT reason, envelope, payload, replays, state = 'requested' AS is_requested,
+const LIST: &str = "SELECT key, reason, envelope, payload, replays, state = 'requested' AS is_requested,
         (extract(epoch FROM parked_at) * 1000000)::BIGINT AS parked_at
     FROM {schema}.idem_inbox
     WHERE subscriber = $1 AND (state = 'requested' OR state = 'parked' AND NOT $2)
@@ -137,24 +137,37 @@ impl PostgresParking {
         after: Option<&ParkedMessage>,
         most: NonZeroU32,
     ) -> Result<Vec<ParkedMessage>, sqlx::Error> {
-        let after_key = after.map(|parked| parked.message.parking_key()).unwrap_or_default();
-        let list = sqlx::query(AssertSqlSafe(self.sql(LIST)))
-            .bind(subscriber)
-            .bind(only_requested)
-            .bind(after.map_or(0, |parked| parked.parked_at_micros))
-            .bind(after_key)
-            .bind(i64::from(most.get()));
+        let mut key = after.map(|parked| parked.message.parking_key()).unwrap_or_default();
+        let mut parked_at = after.map_or(0, |parked| parked.parked_at_micros);
         // One damaged row must not hide the others.
-        let readable =
-            |row| read(&row).inspect_err(|error| tracing::error!(%error, "a row of idem_inbox is unreadable")).ok();
+        let readable = |row: &PgRow| {
+            read(row).inspect_err(|error| tracing::error!(%error, "a row of idem_inbox is unreadable")).ok()
+        };
         let mut transaction = self.pool.begin().await?;
         let limit = LIST_TIMEOUT.as_millis();
         sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL statement_timeout = {limit}")))
             .execute(&mut *transaction)
             .await?;
-        let rows = list.fetch_all(&mut *transaction).await?;
-        transaction.commit().await?;
-        Ok(rows.into_iter().filter_map(readable).collect())
+        loop {
+            let list = sqlx::query(AssertSqlSafe(self.sql(LIST)))
+                .bind(subscriber)
+                .bind(only_requested)
+                .bind(parked_at)
+                .bind(&key)
+                .bind(i64::from(most.get()));
+            let rows = list.fetch_all(&mut *transaction).await?;
+            let messages: Vec<_> = rows.iter().filter_map(readable).collect();
+            match rows.last() {
+                // All of them are damaged, and others may follow.
+                Some(last) if messages.is_empty() => {
+                    (key, parked_at) = (last.try_get("key")?, last.try_get("parked_at")?);
+                }
+                _ => {
+                    transaction.commit().await?;
+                    return Ok(messages);
+                }
+            }
+        }
     }
 }
 

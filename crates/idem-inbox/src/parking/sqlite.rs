@@ -60,7 +60,7 @@ const PARK: &str = concat!(
 );
 
 const LIST: &str =
-    "SELECT reason, envelope, payload, replays, state = 'requested' AS is_requested, parked_at FROM idem_inbox
+    "SELECT key, reason, envelope, payload, replays, state = 'requested' AS is_requested, parked_at FROM idem_inbox
     WHERE subscriber = ?1 AND (state = 'requested' OR state = 'parked' AND NOT ?2) AND (parked_at, key) > (?3, ?4)
     ORDER BY parked_at, key LIMIT ?5";
 
@@ -108,16 +108,24 @@ impl SqliteParking {
         after: Option<&ParkedMessage>,
         most: NonZeroU32,
     ) -> Result<Vec<ParkedMessage>, sqlx::Error> {
-        let list = sqlx::query(LIST)
-            .bind(subscriber)
-            .bind(only_requested)
-            .bind(after.map_or(0, |parked| parked.parked_at_micros))
-            .bind(after.map(|parked| parked.message.parking_key()).unwrap_or_default())
-            .bind(i64::from(most.get()));
+        let mut key = after.map(|parked| parked.message.parking_key()).unwrap_or_default();
+        let mut parked_at = after.map_or(0, |parked| parked.parked_at_micros);
         // One damaged row must not hide the others.
-        let readable =
-            |row| read(&row).inspect_err(|error| tracing::error!(%error, "a row of idem_inbox is unreadable")).ok();
-        Ok(list.fetch_all(&self.pool).await?.into_iter().filter_map(readable).collect())
+        let readable = |row: &SqliteRow| {
+            read(row).inspect_err(|error| tracing::error!(%error, "a row of idem_inbox is unreadable")).ok()
+        };
+        loop {
+            let list = sqlx::query(LIST).bind(subscriber).bind(only_requested).bind(parked_at).bind(&key);
+            let rows = list.bind(i64::from(most.get())).fetch_all(&self.pool).await?;
+            let messages: Vec<_> = rows.iter().filter_map(readable).collect();
+            match rows.last() {
+                // All of them are damaged, and others may follow.
+                Some(last) if messages.is_empty() => {
+                    (key, parked_at) = (last.try_get("key")?, last.try_get("parked_at")?);
+                }
+                _ => return Ok(messages),
+            }
+        }
     }
 }
 
