@@ -119,6 +119,7 @@ pub(crate) fn summary_json(record: &RecordSummary, now: Timestamp) -> Value {
         "checkpoint": record.checkpoint.as_deref(),
         "status": record.status,
         "body_bytes": record.body_bytes,
+        "trace": record.trace.as_ref().map(ToString::to_string),
         "created_at": record.created_at.to_string(),
         "updated_at": record.updated_at.to_string(),
         "expires_at": record.expires_at.to_string(),

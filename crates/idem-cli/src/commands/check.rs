@@ -1,13 +1,14 @@
 //! `idem check`.
 
 use std::error::Error;
+use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
 
 use idem_core::{RecordId, SelfTestError, StoreError, StoreErrorKind};
 use serde_json::json;
 
 use crate::output::{say, say_json};
-use crate::store::{Examination, Level, Line, Store, StoreOptions};
+use crate::store::{Examination, Level, Line, StoreOptions};
 use crate::{Ended, with_causes};
 
 /// From how far on the clocks of this machine and of the store are reported as different. Expiry is judged by the store's clock
@@ -15,11 +16,8 @@ use crate::{Ended, with_causes};
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(options: &StoreOptions, json: bool) -> Result<Ended, Box<dyn Error>> {
-    let lines = match options.open().await {
-        Ok(store) => examine(&*store).await?,
-        Err(error) if is_away(error.as_ref()) => return Err(error),
-        Err(error) => vec![(Level::Unusable, "open", with_causes(error.as_ref()))],
-    };
+    let mut lines = Vec::new();
+    let examined = examine(options, &mut lines).await;
     for (level, name, text) in &lines {
         if json {
             say_json(&json!({ "level": label(*level), "check": name, "text": text }));
@@ -27,6 +25,7 @@ pub(crate) async fn run(options: &StoreOptions, json: bool) -> Result<Ended, Box
             say(&format!("{:<9}{name:<12}{text}", label(*level)));
         }
     }
+    examined?;
     Ok(match lines.iter().map(|(level, ..)| *level).max() {
         Some(Level::Unusable) => Ended::Unusable,
         Some(Level::Weak | Level::Unknown) => Ended::Weak,
@@ -34,31 +33,62 @@ pub(crate) async fn run(options: &StoreOptions, json: bool) -> Result<Ended, Box
     })
 }
 
-async fn examine(store: &dyn Store) -> Result<Vec<Line>, Box<dyn Error>> {
-    let mut lines = vec![(Level::Ok, "open", "the login and the schema are as they should be".to_owned())];
+/// Finds lines, until the store does not answer.
+async fn examine(options: &StoreOptions, lines: &mut Vec<Line>) -> Result<(), Box<dyn Error>> {
+    let store = match options.open().await {
+        Ok(store) => store,
+        Err(error) => {
+            lines.push((Level::Unusable, "open", unless_away(error)?));
+            return Ok(());
+        }
+    };
+    lines.push((Level::Ok, "open", "the login and the schema are as they should be".to_owned()));
     match store.examine().await {
         Ok(Examination { version, lines: found }) => {
             lines.push((Level::Ok, "version", version));
             lines.push((Level::Ok, "self-test", "acquire, settle and release keep their promises".to_owned()));
             lines.extend(found);
         }
-        Err(error) if is_away(error.as_ref()) => return Err(error),
-        Err(error) => lines.push((Level::Unusable, "self-test", with_causes(error.as_ref()))),
+        Err(error) => lines.push((Level::Unusable, "self-test", unless_away(error)?)),
     }
-    lines.push(clock(store.inspect(&RecordId::from_bytes([0; 32])).await?.now.unix_micros()));
-    Ok(lines)
+    if let Err(error) = store.repairs(NonZeroU32::MIN).await {
+        let text = unless_away(error.into())?;
+        lines.push((Level::Weak, "repairs", format!("this login cannot read the notes of repairs: {text}")));
+    }
+    lines.push(match store.inspect(&RecordId::from_bytes([0; 32])).await {
+        Ok(inspection) => clock(inspection.now.unix_micros()),
+        Err(error) => (Level::Unusable, "clock", unless_away(error.into())?),
+    });
+    Ok(())
 }
 
-/// Whether the store was not asked, or did not answer: then there is nothing to say about it.
+/// The text of an error, unless the store was not asked or did not answer: then there is nothing to say about it.
+fn unless_away(error: Box<dyn Error>) -> Result<String, Box<dyn Error>> {
+    if is_away(error.as_ref()) { Err(error) } else { Ok(with_causes(error.as_ref())) }
+}
+
 fn is_away(error: &(dyn Error + 'static)) -> bool {
-    let of_store = |error: &StoreError| {
-        matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Busy)
+    let of_store = |error: &StoreError| match error.kind() {
+        StoreErrorKind::Timeout | StoreErrorKind::Busy => true,
+        // A database that refuses something has answered.
+        StoreErrorKind::Unavailable => !is_refusal(error),
+        _ => false,
     };
     match (error.downcast_ref::<StoreError>(), error.downcast_ref::<SelfTestError>()) {
         (Some(error), _) | (None, Some(SelfTestError::Store(error))) => of_store(error),
         (None, Some(_)) => false,
         (None, None) => true,
     }
+}
+
+/// Whether the server of a database has answered, for example that a privilege is missing.
+fn is_refusal(error: &StoreError) -> bool {
+    #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+    if let Some(error) = error.source().and_then(|source| source.downcast_ref::<sqlx::Error>()) {
+        return error.as_database_error().is_some();
+    }
+    let _ = error;
+    false
 }
 
 fn clock(store: i64) -> Line {

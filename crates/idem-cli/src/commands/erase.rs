@@ -1,5 +1,6 @@
 //! `idem erase`.
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::ops::ControlFlow;
 
@@ -172,12 +173,22 @@ async fn selected(store: &dyn Store, options: &Options) -> Result<(Vec<RecordId>
     }
     let (principal, namespace) = (options.principal.clone(), options.namespace.clone());
     let filter = RecordFilter { principal, namespace, ..RecordFilter::default() };
-    let mut ids = Vec::new();
-    let scanned = scan(store, &filter, async |_, page| {
-        ids.extend(page.records.iter().map(|record| record.id));
-        Ok(ControlFlow::Continue(()))
-    })
-    .await?;
+    let (mut ids, mut known, mut begun) = (Vec::new(), HashSet::new(), None);
+    // On Postgres a record that changes meanwhile may move to where the scan has been. So it ends when another scan finds nothing
+    // new, of what was there at the beginning.
+    let scanned = loop {
+        let before = ids.len();
+        let scanned = scan(store, &filter, async |_, page| {
+            let begun = *begun.get_or_insert(page.now);
+            let old = page.records.iter().filter(|record| record.created_at <= begun);
+            ids.extend(old.map(|record| record.id).filter(|id| known.insert(*id)));
+            Ok(ControlFlow::Continue(()))
+        })
+        .await?;
+        if ids.len() == before {
+            break scanned;
+        }
+    };
     if scanned.unreadable > 0 {
         eprintln!(
             "{} records cannot be read, and may be of this principal; they are not erased. The log names their ids",

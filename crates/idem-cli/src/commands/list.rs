@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use clap::Args;
-use idem_core::{RecordFilter, StateName};
+use idem_core::{RecordFilter, StateName, TraceId};
 
 use crate::Ended;
 use crate::commands::scan::scan;
@@ -33,6 +33,9 @@ pub(crate) struct Options {
     /// Only records of this namespace.
     #[arg(long)]
     namespace: Option<String>,
+    /// Only records whose answer was given in this trace: a request, its job, and what consumers of its messages did.
+    #[arg(long, value_name = "ID")]
+    trace: Option<TraceId>,
     /// The most records to list.
     #[arg(long, default_value_t = 50, value_name = "NUMBER")]
     limit: usize,
@@ -46,6 +49,7 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         namespace: options.namespace.clone(),
         principal: options.principal.clone(),
         operation: options.operation.clone(),
+        trace: options.trace,
     };
     let (mut listed, mut is_full) = (0, false);
     let scanned = scan(store, &filter, async |progress, page| {

@@ -66,11 +66,9 @@ async fn list(parking: &dyn Parking, subscriber: &str, limit: NonZeroU32, json: 
         let messages = parking.list(subscriber, false, last.as_ref(), most).await?;
         messages.iter().for_each(|parked| show(parked, json));
         left -= u32::try_from(messages.len()).unwrap_or(left);
-        let is_end = messages.len() < most.get() as usize;
-        last = messages.into_iter().next_back();
-        if is_end {
-            break;
-        }
+        // A part with a row that cannot be read is shorter, and not the last.
+        let Some(next) = messages.into_iter().next_back() else { break };
+        last = Some(next);
     }
     if last.is_none() && left == limit.get() && !json {
         eprintln!("no message of this subscriber is parked");
@@ -104,11 +102,9 @@ async fn replay(
                 false => gone.push(id.clone()),
             }
         }
-        let is_end = messages.len() < PART.get() as usize;
-        last = messages.into_iter().next_back();
-        if is_end || last.is_none() {
-            break;
-        }
+        // A part with a row that cannot be read is shorter, and not the last.
+        let Some(next) = messages.into_iter().next_back() else { break };
+        last = Some(next);
     }
     let missing: Vec<_> = wanted.unwrap_or_default().iter().filter(|id| !found.contains(id)).collect();
     missing.iter().for_each(|id| eprintln!("not parked: {}", printable(id)));

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::commands::confirm::confirmed;
 use crate::commands::sealed;
-use crate::commands::show::{Which, answer_lines, explained, without_record};
+use crate::commands::show::{Which, answer_lines, explained, inspected, without_record};
 use crate::output::{say, say_json, token};
 use crate::store::Store;
 use crate::{Ended, with_causes};
@@ -154,7 +154,9 @@ impl How {
         match self {
             Self::Completed => "it took effect, and repeats get the answer",
             Self::Failed => "it took no effect and never runs again, and repeats get the answer",
-            Self::Retryable => "it took no effect, and the next request with its key runs it again",
+            Self::Retryable => {
+                "it took no effect; the next request with its key runs it again, unless its attempts are used up"
+            }
             Self::Unknown => "it is not known whether it took effect, and repeats get 504",
         }
     }
@@ -171,11 +173,13 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
     if json && !action.yes && !action.dry_run {
         return Err("--json does not ask: give --yes, and --seen with the version that you have looked at".into());
     }
-    let resolution = options.resolution()?;
+    // A file is read once: what is shown is what is stored.
+    let response = options.answer.response()?;
+    let resolution = Resolution::new(options.how.state(), response.clone(), options.retry_after)?;
     let id = action.which.id()?;
-    let inspection = store.inspect(&id).await?;
+    let (inspection, _) = inspected(store, &id).await?;
     let Some(record) = &inspection.record else {
-        without_record(id, &inspection, json);
+        without_record(&action.which, id, &inspection, json);
         return Ok(Ended::Unchanged);
     };
     if resolution != Resolution::OutcomeUnknown {
@@ -186,8 +190,8 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
     if !json {
         say(&explained(id, record, &inspection, false));
         say(&format!("\nTo be resolved: {}.", options.how.sentence()));
-        if let Some(response) = options.answer.response()? {
-            answer_lines(&response, true).iter().for_each(|line| say(line));
+        if let Some(response) = &response {
+            answer_lines(response, true).iter().for_each(|line| say(line));
         }
     }
     let outcome = if action.dry_run {
@@ -230,12 +234,6 @@ async fn repaired(store: &dyn Store, request: &Resolve, action: &Action) -> Resu
             }
             outcome => return Ok(outcome?),
         }
-    }
-}
-
-impl Options {
-    fn resolution(&self) -> Result<Resolution, Box<dyn Error>> {
-        Ok(Resolution::new(self.how.state(), self.answer.response()?, self.retry_after)?)
     }
 }
 

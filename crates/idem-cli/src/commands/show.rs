@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use idem_core::{
-    Inspection, Record, RecordId, RecordIdentity, RecordState, RecordSummary, Scope, State, StoredBody, StoredResponse,
-    Timestamp,
+    Inspection, Record, RecordId, RecordIdentity, RecordState, RecordSummary, Scope, State, StoreError, StoreErrorKind,
+    StoredBody, StoredResponse, Timestamp,
 };
 use serde_json::{Value, json};
 
-use crate::Ended;
 use crate::output::{printable, say, say_json, summary_json, token};
 use crate::store::Store;
+use crate::{Ended, with_causes};
 
 /// Which record.
 #[derive(Debug, Clone, Args)]
@@ -20,20 +20,21 @@ pub(crate) struct Which {
     /// The id of the record, in 64 hexadecimal digits.
     #[arg(required_unless_present = "key", conflicts_with = "key")]
     id: Option<String>,
-    /// The idempotency key that the client sent. Give --namespace, --operation and --principal as well.
+    /// The idempotency key that the client sent, with or without the quotes of the header field. Give --namespace, --operation and
+    /// --principal as the application has them.
     #[arg(long, requires = "operation")]
     key: Option<String>,
     /// The namespace of the application.
-    #[arg(long, default_value = "", hide_default_value = true)]
+    #[arg(long, default_value = "", hide_default_value = true, conflicts_with = "id")]
     namespace: String,
     /// The tenant that owns the key; leave it out if there is a single one.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "id")]
     principal: Option<String>,
     /// What the key protects, such as "POST /v1/payments".
-    #[arg(long)]
+    #[arg(long, conflicts_with = "id")]
     operation: Option<String>,
     /// A file with the secret of the record ids, if the application has one.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "id")]
     secret_file: Option<PathBuf>,
 }
 
@@ -42,17 +43,51 @@ impl Which {
         if let Some(id) = &self.id {
             return Ok(id.parse()?);
         }
-        let key = self.key.as_deref().unwrap_or_default().parse()?;
+        let key = unquoted(self.key.as_deref().unwrap_or_default()).parse()?;
         let operation = self.operation.clone().unwrap_or_default();
         let scope = match &self.principal {
             Some(principal) => Scope::new(principal.clone(), operation),
             None => Scope::single_tenant(operation),
         };
         let identity = match &self.secret_file {
-            Some(file) => RecordIdentity::with_secret(self.namespace.clone(), &std::fs::read(file)?)?,
+            Some(file) => {
+                let secret =
+                    std::fs::read(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
+                if secret.ends_with(b"\n") {
+                    eprintln!("the secret of {} ends with a line break, which counts", file.display());
+                }
+                RecordIdentity::with_secret(self.namespace.clone(), &secret)?
+            }
             None => RecordIdentity::new(self.namespace.clone()),
         };
         Ok(identity.record_id(&scope, &key))
+    }
+}
+
+/// A key without the quotes that RFC 8941 gives it in a header field.
+fn unquoted(key: &str) -> String {
+    let Some(inside) = key.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else { return key.to_owned() };
+    let (mut text, mut letters) = (String::with_capacity(inside.len()), inside.chars());
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => text.extend(letters.next()),
+            '"' => return key.to_owned(),
+            letter => text.push(letter),
+        }
+    }
+    text
+}
+
+/// Looks at a record, and says whether it opens. If it does not open with the keys of --keys, it is as it is stored: its state can
+/// still be resolved.
+pub(crate) async fn inspected(store: &dyn Store, id: &RecordId) -> Result<(Inspection, bool), StoreError> {
+    match (store.inspect(id).await, store.encrypted()) {
+        (Err(error), Some(encrypted)) if error.kind() == StoreErrorKind::Corrupt => {
+            let inspection = encrypted.inner().inspect(id).await?;
+            eprintln!("its answer or its checkpoint does not open, and is not shown: {}", with_causes(&error));
+            Ok((inspection, false))
+        }
+        (inspection, _) => Ok((inspection?, true)),
     }
 }
 
@@ -68,26 +103,33 @@ pub(crate) struct Options {
 
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
     let id = options.which.id()?;
-    let inspection = store.inspect(&id).await?;
+    let (inspection, opens) = inspected(store, &id).await?;
     let Some(record) = &inspection.record else {
-        return Ok(without_record(id, &inspection, json));
+        return Ok(without_record(&options.which, id, &inspection, json));
     };
+    let is_shown = options.answer && opens;
     if json {
         let mut shown = summary_json(&RecordSummary::new(id, inspection.origin.clone(), record), inspection.now);
         shown["owner"] = token(&record.owner).into();
         shown["runs_in_transaction"] = inspection.runs_in_transaction.into();
-        shown["answer"] = response_of(record).map_or(Value::Null, |response| answer_json(response, options.answer));
+        shown["opens"] = opens.into();
+        shown["answer"] = response_of(record).map_or(Value::Null, |response| answer_json(response, is_shown));
         say_json(&shown);
     } else {
-        say(&explained(id, record, &inspection, options.answer));
+        say(&explained(id, record, &inspection, is_shown));
     }
     Ok(Ended::Done)
 }
 
 /// Says that there is no record, or none yet.
-pub(crate) fn without_record(id: RecordId, inspection: &Inspection, json: bool) -> Ended {
+pub(crate) fn without_record(which: &Which, id: RecordId, inspection: &Inspection, json: bool) -> Ended {
     if !inspection.runs_in_transaction {
         eprintln!("{}", inspection.meaning());
+        if which.id.is_none() {
+            eprintln!(
+                "The id {id} was made of this key, namespace, principal, operation and secret: compare each with the application's."
+            );
+        }
         return Ended::Unchanged;
     }
     if json {

@@ -48,6 +48,7 @@ pub(crate) fn counts_json(counts: &RecordCounts) -> Value {
         "unreadable": counts.unreadable, "body_bytes": counts.body_bytes,
         "oldest_in_progress": counts.oldest_in_progress.map(|time| time.to_string()),
         "oldest_expired": counts.oldest_expired.map(|time| time.to_string()),
+        "made_last_hour": counts.made_last_hour, "unsuccessful_last_hour": counts.unsuccessful_last_hour,
     })
 }
 
@@ -72,6 +73,8 @@ pub(crate) async fn run(store: &dyn Store, _: &Options, json: bool) -> Result<En
         say(format!("{name:<18}{count:>12}  {meaning}").trim_end());
     }
     say(&format!("{:<18}{:>12}", "bytes of bodies", counts.body_bytes));
+    let (made, unsuccessful) = (counts.made_last_hour, counts.unsuccessful_last_hour);
+    say(&format!("{:<18}{made:>12}  {unsuccessful} of them without success so far", "made in an hour"));
     if let Some(oldest) = counts.oldest_in_progress {
         say(&format!("the oldest record in progress was made {} ago", now.age_since(oldest)));
     }

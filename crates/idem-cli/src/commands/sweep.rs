@@ -45,7 +45,9 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
                 resolution: Resolution::OutcomeUnknown,
                 retention: options.retention,
             };
-            let outcome = repair(store, &request, "idem sweep", "its lease is over").await?;
+            let outcome = repair(store, &request, "idem sweep", "its lease is over").await.inspect_err(|_| {
+                eprintln!("{swept} were marked as unknown before the error; another sweep goes on from there");
+            })?;
             swept += u64::from(outcome == ResolveOutcome::Resolved);
         }
         Ok(ControlFlow::Continue(()))
@@ -61,5 +63,7 @@ pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Res
         say(&format!("{left} abandoned under other contracts, left to their next caller"));
         scanned.report_unreadable();
     }
-    Ok(Ended::Done)
+    // A record that changed meanwhile was not swept, and one that cannot be read may be abandoned.
+    let is_whole = scanned.unreadable == 0 && (options.dry_run || swept == found);
+    Ok(if is_whole { Ended::Done } else { Ended::Unchanged })
 }

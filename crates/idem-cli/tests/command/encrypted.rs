@@ -4,11 +4,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use idem_core::{AcquireOutcome, IdempotencyStore as _, StoredBody, StoredResponse, Takeover};
+use idem_core::{AcquireOutcome, Checkpoint, IdempotencyStore as _, Settlement, StoredBody, StoredResponse, Takeover};
 use idem_encryption::{EncryptedStore, EncryptionConfig, Keys};
 use idem_sqlite::SqliteStore;
 
-use crate::{File, answer, complete, crash, idem};
+use crate::{File, HOUR, answer, complete, crash, idem, request};
 
 const KEY: [u8; 32] = [0xab; 32];
 
@@ -136,7 +136,36 @@ async fn a_record_that_does_not_open_is_erased_too() {
     complete(&store, "last", StoredResponse::new(201, "secret")).await;
     let private = keys(&file, 0o600);
     let run = |arguments: &[&str]| idem(&file.url, &[&["--keys", private.to_str().unwrap()], arguments].concat());
-    assert!(run(&["show", &lost.id.to_string()]).expect(1).stderr.contains("under the key 7"));
+    let shown = run(&["--json", "show", &lost.id.to_string(), "--answer"]).expect(0);
+    assert!(shown.stderr.contains("under the key 7"), "{}", shown.stderr);
+    assert_eq!(
+        (&shown.json()[0]["opens"], &shown.json()[0]["answer"]["body"]),
+        (&false.into(), &serde_json::Value::Null)
+    );
     let erased = run(&["erase", "--no-front", "--principal", "acme", "--reason", "GDPR-7", "--yes"]).expect(0);
     assert!(erased.stdout.contains("3 erased, 0 not"), "{}", erased.stdout);
+}
+
+/// The key of its checkpoint was removed because it had leaked.
+#[tokio::test]
+async fn an_operation_whose_checkpoint_does_not_open_is_resolved() {
+    let file = File::new().await;
+    let store = encrypted(&file);
+    complete(&store, "done", StoredResponse::new(201, "secret")).await;
+    let leaked = EncryptedStore::new(Arc::new(file.store.clone()), EncryptionConfig::new(Keys::new(7, [7; 32])));
+    let stuck = request("stuck", Takeover::Unknown, HOUR);
+    let AcquireOutcome::Acquired(lease) = leaked.acquire(&stuck).await.unwrap() else { panic!("new") };
+    let checkpoint = Checkpoint { name: "charged".into(), sequence: 1, data: "secret".into() };
+    leaked.checkpoint(&lease, &checkpoint).await.unwrap();
+    leaked.settle(&lease, &Settlement::OutcomeUnknown, HOUR).await.unwrap();
+    let private = keys(&file, 0o600);
+    let run = |arguments: &[&str]| idem(&file.url, &[&["--keys", private.to_str().unwrap()], arguments].concat());
+    let id = stuck.id.to_string();
+    let shown = run(&["--json", "show", &id]).expect(0);
+    assert!(shown.stderr.contains("under the key 7") && !shown.stdout.contains("secret"), "{}", shown.stderr);
+    let seen = shown.json()[0]["version"].as_str().unwrap().to_owned();
+    let how = ["--as", "completed", "--status", "201", "--reason", "the bank has it", "--seen", &seen, "--yes"];
+    run(&[&["resolve", &*id], &how[..]].concat()).expect(0);
+    let AcquireOutcome::Replay(replay) = answer(&store, &stuck).await else { panic!("it is resolved") };
+    assert_eq!(replay.response.status, 201);
 }

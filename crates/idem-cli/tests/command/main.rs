@@ -142,6 +142,11 @@ async fn a_stuck_operation_is_found_explained_resolved_and_replayed() {
         ["show", "--namespace", "shop", "--principal", "acme", "--operation", "POST /v1/payments", "--key", "stuck"];
     let shown = idem(&file.url, &by_key).expect(0).stdout;
     assert!(shown.contains(&id) && shown.contains("crashed or stalled"), "{shown}");
+    let with_key = |key: &'static str| [&by_key[..7], &["--key", key]].concat();
+    assert!(idem(&file.url, &with_key("\"stuck\"")).expect(0).stdout.contains(&id), "as the header field has it");
+    let other = idem(&file.url, &with_key("other")).expect(5).stderr;
+    assert!(other.contains("was made of this key, namespace, principal, operation and secret"), "{other}");
+    idem(&file.url, &["show", &id, "--principal", "acme"]).expect(2);
     let version = |ran: &Ran| ran.json()[0]["version"].as_str().unwrap().to_owned();
     let show = || idem(&file.url, &["--json", "show", &id]).expect(0);
     let seen = version(&show());
@@ -261,12 +266,25 @@ async fn records_are_counted_listed_swept_and_purged() {
     let counts = idem(&file.url, &["--json", "stats"]).expect(0).json();
     assert_eq!((&counts[0]["completed"], &counts[0]["abandoned"]), (&3.into(), &4.into()));
     assert_eq!(counts[0]["body_bytes"], 12);
-    assert!(idem(&file.url, &["stats"]).expect(0).stdout.contains("the oldest record in progress was made"));
+    assert_eq!((&counts[0]["made_last_hour"], &counts[0]["unsuccessful_last_hour"]), (&7.into(), &4.into()));
+    let counts = idem(&file.url, &["stats"]).expect(0).stdout;
+    assert!(counts.contains("the oldest record in progress was made"), "{counts}");
+    assert!(counts.contains("made in an hour              7  4 of them without success so far"), "{counts}");
     let few = idem(&file.url, &["list", "--limit", "2"]).expect(0);
     assert_eq!((few.stdout.lines().count(), few.stderr.contains("--limit")), (2, true));
     assert_eq!(idem(&file.url, &["list", "--principal", "acme"]).expect(0).stdout.lines().count(), 7);
+    let answer_in =
+        |trace: &str| StoredResponse { trace: Some(trace.parse().unwrap()), ..StoredResponse::new(201, "") };
+    let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let parent = format!("00-{trace}-00f067aa0ba902b7-01");
+    complete(&file.store, "traced", answer_in(&parent)).await;
+    let traced = idem(&file.url, &["--json", "list", "--trace", trace]).expect(0).json();
+    assert_eq!((traced.len(), &traced[0]["trace"]), (1, &parent.into()));
+    assert!(
+        idem(&file.url, &["list", "--trace", "4bf9"]).expect(2).stderr.contains("32 lower-case hexadecimal digits")
+    );
     let none = idem(&file.url, &["list", "--principal", "other"]).expect(0);
-    assert_eq!((none.stdout.as_str(), none.stderr.contains("7 were read")), ("", true));
+    assert_eq!((none.stdout.as_str(), none.stderr.contains("8 were read")), ("", true));
     let swept = idem(&file.url, &["--json", "sweep", "--dry-run"]).expect(0).json();
     assert_eq!((&swept[0]["abandoned_at_most_once"], &swept[0]["swept"]), (&3.into(), &0.into()));
     let swept = idem(&file.url, &["--json", "sweep"]).expect(0).json();
@@ -325,6 +343,14 @@ async fn postgres_is_checked() {
     assert_ne!(outsider, server.url());
     let refused = check(&outsider, &[]).expect(4);
     assert!(refused.stdout.contains("permission") || refused.stdout.contains("privilege"), "{}", refused.stdout);
+    // Its privileges on the records were lost, as when they moved to other tables.
+    sql("GRANT USAGE ON SCHEMA idem TO outsider; GRANT SELECT ON idem.idem_migrations, idem.idem_identity TO outsider");
+    let poor = check(&outsider, &[]).expect(4);
+    let starts = ["ok       open", "unusable self-test", "weak     repairs", "unusable clock"];
+    for (line, start) in poor.stdout.lines().zip(starts) {
+        assert!(line.starts_with(start) && (start.starts_with("ok") || line.contains("permission denied")), "{line}");
+    }
+    assert_eq!(poor.stdout.lines().count(), starts.len(), "{}", poor.stdout);
     drop(server);
     let away = check("postgres://postgres@127.0.0.1:1/postgres", &[]).expect(1);
     assert!(away.stderr.starts_with("idem: "), "{}", away.stderr);

@@ -35,6 +35,13 @@ async fn replay(parking: &dyn Parking, url: &str, options: &[&str]) {
     assert_eq!((&all[2]["found"], &all[2]["requested"]), (&2.into(), &1.into()), "one was requested before");
 }
 
+/// A newer version wrote the row of the first message.
+fn a_damaged_row_hides_no_other(url: &str, options: &[&str]) {
+    let run = |arguments: &[&str]| idem(url, &[options, &["parked"], arguments].concat());
+    let listed = run(&["list", "--subscriber", "ledger", "--limit", "1"]).expect(0).stdout;
+    assert!(listed.lines().count() == 1 && listed.contains("ond"), "{listed}");
+}
+
 #[tokio::test]
 async fn parked_messages_are_listed_and_replayed() {
     let file = File::new().await;
@@ -42,6 +49,9 @@ async fn parked_messages_are_listed_and_replayed() {
     assert!(missing.stderr.contains("no table idem_inbox"), "{}", missing.stderr);
     let parking = SqliteParking::open(sqlx::SqlitePool::connect(&file.url).await.unwrap()).await.unwrap();
     replay(&parking, &file.url, &[]).await;
+    let damage = "UPDATE idem_inbox SET envelope = '{' WHERE parked_at = (SELECT min(parked_at) FROM idem_inbox)";
+    sqlx::raw_sql(damage).execute(&sqlx::SqlitePool::connect(&file.url).await.unwrap()).await.unwrap();
+    a_damaged_row_hides_no_other(&file.url, &[]);
     // Another command requests the replay, or a consumer has handled the message, since it was listed.
     let taken = "CREATE TRIGGER taken BEFORE UPDATE ON idem_inbox BEGIN SELECT RAISE(IGNORE); END";
     sqlx::raw_sql(taken).execute(&sqlx::SqlitePool::connect(&file.url).await.unwrap()).await.unwrap();
@@ -55,6 +65,12 @@ async fn parked_messages_are_listed_and_replayed() {
     assert!(missing.stderr.contains("no table idem_inbox"), "{}", missing.stderr);
     let parking = PostgresParking::open(sqlx::PgPool::connect(&url).await.unwrap(), &schema.name).await.unwrap();
     replay(&parking, &url, &options).await;
+    let damage = format!(
+        "UPDATE \"{0}\".idem_inbox SET envelope = '{{' WHERE parked_at = (SELECT min(parked_at) FROM \"{0}\".idem_inbox)",
+        schema.name
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(damage)).execute(&sqlx::PgPool::connect(&url).await.unwrap()).await.unwrap();
+    a_damaged_row_hides_no_other(&url, &options);
     let redis = idem("redis://127.0.0.1:1", &["parked", "list", "--subscriber", "ledger"]).expect(1);
     assert!(redis.stderr.contains("Postgres or SQLite"), "{}", redis.stderr);
 }
