@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use idem_core::engine::{Purger, PurgerSettings};
 use idem_core::{AcquireOutcome, Term};
-use idem_postgres::{PostgresConfig, PostgresStore, Purger, PurgerSettings};
+use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_redis::{RedisConfig, RedisStore};
 use idem_servers::Postgres;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
@@ -213,7 +214,8 @@ async fn purge(server: &Postgres, connection: &mut PgConnection, pace: Pace, rep
     let with = Contestant::new("with", |_| {
         let (maker, numbers, store) = (Arc::clone(&maker), Arc::clone(&numbers), store.clone());
         async move {
-            let purger = Purger::start_with(store, PurgerSettings::new().longest_pause(Duration::from_secs(1)));
+            let purger =
+                Purger::start_with(Arc::new(store), PurgerSettings::new().longest_pause(Duration::from_secs(1)));
             let sample = at_a_rate(maker, numbers, turn).await;
             purger.stop().await;
             sample

@@ -12,7 +12,7 @@ pub use extract::{IdempotencyContext, IdempotentTransaction, Rejection};
 pub use layer::IdempotencyLayer;
 pub use service::IdempotencyService;
 
-pub use idem_core::engine::{Idempotency, Settings};
+pub use idem_core::engine::{Idempotency, Purger, Settings};
 pub use idem_http::{
     AnsweredWith, ByPrincipal, HttpPolicy, Meaning, NotProtected, ProblemKind, ResponseDirectives, ScopeMissing,
     ScopeSource, SingleTenant,

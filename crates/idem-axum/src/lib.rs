@@ -14,7 +14,7 @@ pub type IdempotencyLayer<S = ScopeMissing> = FrameworkLayer<S, Axum>;
 /// The service that [`IdempotencyLayer`] wraps around another one.
 pub type IdempotencyService<I, S> = idem_tower::IdempotencyService<I, S, Axum>;
 
-pub use idem_core::engine::{Idempotency, Settings};
+pub use idem_core::engine::{Idempotency, Purger, Settings};
 pub use idem_http::{
     AnsweredWith, ByPrincipal, HttpPolicy, Meaning, NotProtected, ProblemKind, ResponseDirectives, ScopeMissing,
     ScopeSource, SingleTenant,

@@ -36,4 +36,4 @@ pub use store::{
     TimeOffset, TransactionSlots, TransactionalStore, Writes, erase, repair, self_test,
 };
 pub use timestamp::Timestamp;
-pub use trace::{InvalidTraceParent, TraceParent};
+pub use trace::{InvalidTraceId, InvalidTraceParent, TraceId, TraceParent};

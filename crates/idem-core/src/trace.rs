@@ -37,10 +37,59 @@ impl TraceParent {
         &self.0
     }
 
-    /// The trace id: 32 lower-case hexadecimal digits.
+    /// The trace id, which all requests of a trace share.
     #[must_use]
-    pub fn trace_id(&self) -> String {
-        self.to_string()[3..35].to_owned()
+    pub fn trace_id(&self) -> TraceId {
+        let mut id = [0; 16];
+        id.copy_from_slice(&self.0[..16]);
+        TraceId(id)
+    }
+}
+
+/// The id of a trace. As text it has 32 lower-case hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TraceId([u8; 16]);
+
+/// Text that is no id of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the id of a trace has 32 lower-case hexadecimal digits, and is not zero; it is the second part of a traceparent"
+)]
+#[non_exhaustive]
+pub struct InvalidTraceId;
+
+impl TraceId {
+    /// Its 16 bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl FromStr for TraceId {
+    type Err = InvalidTraceId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTraceId> {
+        if text.len() != 32 {
+            return Err(InvalidTraceId);
+        }
+        let mut id = [0; 16];
+        for (byte, pair) in id.iter_mut().zip(text.as_bytes().chunks(2)) {
+            *byte = digits(pair).ok_or(InvalidTraceId)?;
+        }
+        if id == [0; 16] { Err(InvalidTraceId) } else { Ok(Self(id)) }
+    }
+}
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for TraceId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "TraceId({self})")
     }
 }
 
@@ -108,7 +157,8 @@ mod tests {
     fn a_parent_is_read_and_written_back() {
         let parent: TraceParent = TEXT.parse().unwrap();
         assert_eq!(parent.to_string(), TEXT);
-        assert_eq!(parent.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(parent.trace_id().to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(parent.trace_id().to_string().parse(), Ok(parent.trace_id()));
         assert_eq!(TraceParent::from_bytes(*parent.as_bytes()), Ok(parent));
         assert_eq!(format!("{parent:?}"), format!("TraceParent({TEXT})"));
     }
@@ -118,6 +168,15 @@ mod tests {
         let parent: TraceParent = TEXT.parse().unwrap();
         for later in [format!("cc{}", &TEXT[2..]), format!("01{}-more", &TEXT[2..])] {
             assert_eq!(later.parse(), Ok(parent), "{later}");
+        }
+    }
+
+    #[test]
+    fn an_id_of_a_trace_has_32_digits() {
+        let id = &TEXT[3..35];
+        for text in ["", &id[1..], &format!("{id}0"), TEXT, &"0".repeat(32), &id.to_uppercase(), &id.replace('4', "é")]
+        {
+            assert_eq!(text.parse::<TraceId>(), Err(InvalidTraceId), "{text}");
         }
     }
 

@@ -109,4 +109,8 @@ impl<S: Purge + ?Sized> Purge for EncryptedStore<S> {
     async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
         self.inner.purge(limit).await
     }
+
+    async fn maintain(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        self.inner.maintain(limit).await
+    }
 }

@@ -176,10 +176,12 @@ impl MySqlStore {
     ///
     /// If COMMIT gets no answer, [`peek`](IdempotencyStore::peek) says how it ended, once the server has ended that session.
     ///
+    /// It is not for the transaction that the contract Transactional gives a handler: the engine settles that run itself.
+    ///
     /// # Errors
     /// [`StoreError`] when the database does not answer; roll back. The kind is
     /// [`TransactionFailed`](StoreErrorKind::TransactionFailed) if there is no transaction, because it has ended or was never
-    /// begun. It is
+    /// begun; also if it is READ ONLY, or the session has `autocommit` off. It is
     /// [`Misconfigured`](StoreErrorKind::Misconfigured) on another server than the store's.
     ///
     /// # Cancellation safety
@@ -371,6 +373,10 @@ impl Inspect for MySqlStore {
 impl Purge for MySqlStore {
     async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
         self.records.purge(limit).await
+    }
+
+    async fn maintain(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        self.purge(limit).await
     }
 }
 

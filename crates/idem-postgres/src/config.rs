@@ -152,7 +152,7 @@ impl PostgresConfig {
 
     /// Spreads records over partitions that cover `period` each, by their time of creation. Default off.
     ///
-    /// A [`Purger`](crate::Purger) drops a whole partition once every record in it has expired. It also makes the coming
+    /// A `Purger` of `idem_core::engine` drops a whole partition once every record in it has expired. It also makes the coming
     /// partitions, so at least one replica must run it. Without partitions, a purger removes rows from one table, which
     /// serves some thousand operations a second.
     ///

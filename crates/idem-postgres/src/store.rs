@@ -294,12 +294,6 @@ impl PostgresStore {
     pub async fn health(&self) -> Result<PostgresHealth, StoreError> {
         self.shared.upkeep.health().await
     }
-
-    /// Makes coming partitions and drops past ones. Returns how many records it removed one by one, at most `most`; `None` if
-    /// records are not partitioned.
-    pub(crate) async fn maintain_partitions(&self, most: NonZeroU32) -> Result<Option<u32>, StoreError> {
-        self.shared.upkeep.maintain_partitions(most).await
-    }
 }
 
 /// The answer to one step of opening.
@@ -411,6 +405,13 @@ impl Inspect for PostgresStore {
 impl Purge for PostgresStore {
     async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
         self.shared.upkeep.purge(limit).await
+    }
+
+    async fn maintain(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        match self.shared.upkeep.maintain_partitions(limit).await? {
+            Some(removed) => Ok(removed),
+            None => self.purge(limit).await,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 
 /// How long an operation waits for a transaction. Shorter than the engine's `store_timeout` (2 s), which would end the wait
-/// without saying why.
+/// without saying why. The rest of that time is for the in-progress mark, which may wait for the write lock.
 const TRANSACTION_WAIT: Duration = Duration::from_secs(1);
 
 /// Longer times are cut to this. SQLite counts milliseconds in 32 bits.
@@ -46,7 +46,7 @@ impl SqliteConfig {
     /// Uses the application's connection pool for handlers' transactions, with its `after_connect`, lifetimes and metrics.
     ///
     /// The store opens further connections to the same file, with the pool's options: one that writes records, and some that
-    /// read. So settlements and repeats never wait for a connection of the pool. The file is in write-ahead mode from then on.
+    /// read. So settlements never wait for a connection of the pool, and neither do repeats once the operation has begun. The file is in write-ahead mode from then on.
     /// Opening fails if the pool's connections set another `journal_mode` or cannot write. For a handler's writes the pool's
     /// `busy_timeout` holds.
     ///

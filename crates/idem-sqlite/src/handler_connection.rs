@@ -13,7 +13,7 @@ use crate::error::{is_constraint, is_refused, store_error, transaction_failed};
 use crate::permits::TransactionPermit;
 
 /// How long a caller waits for a connection of the pool at least, however late it got its permit. With the default
-/// `transaction_wait` the sum stays below the engine's `store_timeout` of 2 s.
+/// `transaction_wait` the sum stays below the engine's `store_timeout` of 2 s, unless the write of the in-progress mark waits too.
 const LEAST_ACQUIRE_WAIT: Duration = Duration::from_millis(500);
 
 /// Asks for a [`ConnectionState`].
@@ -171,6 +171,16 @@ impl HandlerConnection {
         if !self.is_shared {
             self.give_back();
         }
+    }
+
+    /// Returns a connection that no handler has used to its pool, in a task.
+    pub(crate) fn give_back_unused(mut self) {
+        tokio::spawn(async move {
+            let is_over = SqliteTransactionManager::rollback(&mut self.connection).await.is_ok();
+            if is_over && self.clean().await.unwrap_or(false) {
+                self.keep_open();
+            }
+        });
     }
 
     /// Returns the connection to its pool in a task, or closes it if something of the handler's stays on it. The transaction

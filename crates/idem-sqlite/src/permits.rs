@@ -31,6 +31,14 @@ pub(crate) struct Waiting {
 /// The right to one transaction, until it is dropped.
 pub(crate) type TransactionPermit = OwnedSemaphorePermit;
 
+/// A permit that was granted.
+pub(crate) struct Granted {
+    pub(crate) permit: TransactionPermit,
+    /// The end of the wait, by which a connection must be there as well.
+    pub(crate) deadline: Instant,
+    pub(crate) has_waited: bool,
+}
+
 impl TransactionPermits {
     pub(crate) fn new(count: NonZeroU32, wait: Duration) -> Self {
         let free = Arc::new(Semaphore::new(usize::try_from(count.get()).unwrap_or(Semaphore::MAX_PERMITS)));
@@ -62,18 +70,20 @@ impl TransactionPermits {
 }
 
 impl Waiting {
-    /// Waits for a permit, first come, first served. Returns it with the end of the wait, by which a connection must be there
-    /// as well.
+    /// Waits for a permit, first come, first served.
     ///
     /// # Errors
     /// [`StoreErrorKind::Busy`] when none becomes free in time.
     ///
     /// # Cancellation safety
     /// Dropping the returned future leaves the queue at once.
-    pub(crate) async fn permit(self) -> Result<(TransactionPermit, Instant), StoreError> {
+    pub(crate) async fn permit(self) -> Result<Granted, StoreError> {
         let deadline = Instant::now() + self.wait;
+        if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
+            return Ok(Granted { permit, deadline, has_waited: false });
+        }
         match timeout_at(deadline, self.free.acquire_owned()).await {
-            Ok(Ok(permit)) => Ok((permit, deadline)),
+            Ok(Ok(permit)) => Ok(Granted { permit, deadline, has_waited: true }),
             Ok(Err(_)) => Err(StoreError::new(StoreErrorKind::Unavailable, "the SQLite store is closed")),
             Err(_) => {
                 let (wait, count) = (self.wait, self.count);

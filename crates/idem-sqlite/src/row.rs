@@ -115,7 +115,7 @@ pub(crate) async fn load(
     found.collect()
 }
 
-/// Reads the records after `from` in the order of their ids, at most `limit`, without headers and bodies. The error of a record
+/// Reads the records after `from` in the order of their ids, at most `limit`, without header fields and bodies. The error of a record
 /// that cannot be read comes with its id.
 pub(crate) async fn load_part(
     connection: impl sqlx::SqliteExecutor<'_>,
@@ -123,7 +123,10 @@ pub(crate) async fn load_part(
     limit: u32,
 ) -> Result<Vec<(RecordId, Result<RecordSummary, StoreError>)>, sqlx::Error> {
     let columns = CHANGING.map(|column| match column {
-        "headers" => "CASE WHEN status IS NOT NULL THEN x'' END",
+        // Of the headers only the trace: its mark of 4 bytes and 25 of its own.
+        "headers" => {
+            "CASE WHEN status IS NULL THEN NULL WHEN substr(headers, 1, 4) = x'ffffffff' THEN substr(headers, 1, 29) ELSE x'' END"
+        }
         "body" => "NULL",
         "checkpoint_data" => "substr(checkpoint_data, 1, 4)",
         column => column,

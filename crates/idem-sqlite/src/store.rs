@@ -14,15 +14,16 @@ use idem_core::{
     RepairNote, Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, StoreError,
     StoreErrorKind, Term, Timestamp, TransactionSlots, TransactionalStore, machine,
 };
+use scopeguard::ScopeGuard;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Row, SqliteConnection, SqlitePool};
 use tokio::time::Instant;
 
 use crate::config::{SqliteConfig, in_memory};
 use crate::error::{is_busy, opening_error, store_error, unreadable};
-use crate::handler_connection::{ConnectionState, HandlerPool};
+use crate::handler_connection::{ConnectionState, HandlerConnection, HandlerPool};
 use crate::migrate::{expect_current, migrate};
-use crate::permits::TransactionPermits;
+use crate::permits::{Granted, TransactionPermits};
 use crate::reader::Readers;
 use crate::row::{load_origin, load_part, repair};
 use crate::transaction::SqliteTransaction;
@@ -334,11 +335,12 @@ impl SqliteStore {
         })
     }
 
-    /// The answer to a request that changes nothing, as for most repeats. It comes from a reader, without waiting for the writer.
-    async fn unchanged(&self, request: &Acquire) -> Result<Option<AcquireOutcome>, StoreError> {
+    /// What an acquire would answer now, and whether that changes nothing, as for most repeats. It comes from a reader, without waiting
+    /// for the writer.
+    async fn look(&self, request: &Acquire) -> Result<(AcquireOutcome, bool), StoreError> {
         let before = self.readers.read(request.id).await?;
         let (next, outcome) = machine::acquire(before.as_ref(), request, self.clock.now());
-        Ok((next == before).then_some(outcome))
+        Ok((outcome, next == before))
     }
 
     async fn change(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
@@ -352,9 +354,9 @@ impl SqliteStore {
 #[async_trait]
 impl IdempotencyStore for SqliteStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        match self.unchanged(request).await? {
-            Some(outcome) => Ok(outcome),
-            None => self.change(request).await,
+        match self.look(request).await? {
+            (outcome, true) => Ok(outcome),
+            (_, false) => self.change(request).await,
         }
     }
 
@@ -504,6 +506,10 @@ impl Purge for SqliteStore {
         let purged = purged.map_err(|error| store_error("purge", error))?.rows_affected();
         Ok(u32::try_from(purged).unwrap_or(u32::MAX))
     }
+
+    async fn maintain(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        self.purge(limit).await
+    }
 }
 
 #[async_trait]
@@ -525,28 +531,41 @@ impl DurableStore for SqliteStore {
 #[async_trait]
 impl TransactionalStore for SqliteStore {
     async fn begin(&self, request: &Acquire) -> Result<Begin, StoreError> {
-        let known = match self.unchanged(request).await? {
-            Some(AcquireOutcome::Acquired(lease)) => Some(AcquireOutcome::Acquired(lease)),
-            Some(outcome) => return Ok(Begin::Answered(outcome)),
-            None => None,
+        let held = match self.look(request).await? {
+            (AcquireOutcome::Acquired(lease), true) => Some(lease),
+            (AcquireOutcome::Acquired(_), false) => None,
+            (outcome, true) => return Ok(Begin::Answered(outcome)),
+            // It settles the record, and runs nothing.
+            (_, false) => match self.change(request).await? {
+                AcquireOutcome::Acquired(lease) => Some(lease),
+                outcome => return Ok(Begin::Answered(outcome)),
+            },
         };
+        let is_held = held.is_some();
+        let failed = |error: StoreError| if is_held { error.indeterminate() } else { error };
         // This comes before the record is changed, so that a caller who gets no transaction leaves nothing behind: an attempt that
-        // never ran would count, and the key would be taken until its lease ends. It holds no lock yet.
-        let (permit, deadline) = self.permits.enter()?.permit().await?;
-        let connection = self.transactions.begin(permit, deadline).await?;
+        // never ran would count, and the key would be taken until its lease ends. The transaction holds no lock yet.
+        let Granted { permit, deadline, has_waited } =
+            self.permits.enter().map_err(failed)?.permit().await.map_err(failed)?;
+        // Meanwhile another caller may have begun the operation: a repeat needs no connection.
+        if has_waited && !is_held {
+            match self.look(request).await? {
+                (AcquireOutcome::Acquired(_), _) | (_, false) => {}
+                (outcome, true) => return Ok(Begin::Answered(outcome)),
+            }
+        }
+        let connection = self.transactions.begin(permit, deadline).await.map_err(failed)?;
+        let connection = scopeguard::guard(connection, HandlerConnection::give_back_unused);
         // The in-progress mark commits separately: the handler's transaction must not hold the one write lock before the
         // handler writes.
-        let outcome = match known {
-            Some(outcome) => outcome,
-            None => self.change(request).await?,
+        let lease = match held {
+            Some(lease) => lease,
+            None => match self.change(request).await? {
+                AcquireOutcome::Acquired(lease) => lease,
+                outcome => return Ok(Begin::Answered(outcome)),
+            },
         };
-        let lease = match outcome {
-            AcquireOutcome::Acquired(lease) => lease,
-            outcome => {
-                connection.roll_back().await;
-                return Ok(Begin::Answered(outcome));
-            }
-        };
+        let connection = ScopeGuard::into_inner(connection);
         let (writer, clock) = (self.writer.clone(), Arc::clone(&self.clock));
         let transaction = SqliteTransaction::new(connection, writer, clock, lease.clone());
         Ok(Begin::Acquired { lease, transaction: Box::new(transaction), renew: true })

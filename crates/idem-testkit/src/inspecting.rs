@@ -8,6 +8,7 @@ use std::time::Duration;
 use idem_core::{
     Acquire, Inspect, Origin, OwnerToken, RecordCounts, RecordFilter, RecordId, RecordState, RecordSummary, Resolution,
     Resolve, ResolveOutcome, Scope, Settlement, StateName, StoreErrorKind, StoredBody, StoredResponse, Takeover,
+    TraceParent,
 };
 
 use crate::cases::assert_time;
@@ -26,6 +27,8 @@ macro_rules! __for_every_inspecting_case {
             a_listing_says_what_a_record_says
             records_are_selected_by_state_age_and_lease
             records_are_selected_by_their_origin
+            records_are_selected_by_their_trace
+            recent_records_are_counted_apart
             what_has_expired_is_not_listed
             counts_are_those_of_the_listing
             a_released_record_is_not_abandoned
@@ -247,6 +250,50 @@ pub async fn records_are_selected_by_their_origin(subject: &Subject) {
             assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{filter:?}");
         }
     }
+}
+
+/// The filter selects by the trace of the run that answered. The parent in the trace, and whether there is a body, do not matter.
+pub async fn records_are_selected_by_their_trace(subject: &Subject) {
+    let trace = |trace: char, parent: char| {
+        let [trace, parent] = [(trace, 32), (parent, 16)].map(|(digit, count)| String::from(digit).repeat(count));
+        format!("00-{trace}-{parent}-01").parse::<TraceParent>().expect("it is a trace")
+    };
+    let make = async |answer: StoredResponse, trace: Option<TraceParent>| {
+        let request = request();
+        let lease = subject.lease(&request).await;
+        subject.settle(&lease, &Settlement::Completed(StoredResponse { trace, ..answer })).await;
+        request
+    };
+    let first = make(response(), Some(trace('1', 'a'))).await;
+    let second = make(StoredResponse::new(200, ""), Some(trace('1', 'b'))).await;
+    let other = make(response(), Some(trace('2', 'a'))).await;
+    make(response(), None).await;
+    subject.lease(&request()).await;
+    for (wanted, expected) in
+        [(trace('1', 'c'), sorted(&[&first, &second])), (trace('2', 'b'), sorted(&[&other])), (trace('3', 'a'), vec![])]
+    {
+        let filter = RecordFilter { trace: Some(wanted.trace_id()), ..RecordFilter::default() };
+        assert_eq!(ids(&listed(subject, &filter, 2).await), expected, "{wanted}");
+    }
+    let all = listed(subject, &RecordFilter::default(), 10).await;
+    let shown = all.iter().find(|record| record.id == second.id).expect("it is listed");
+    assert_eq!(shown.trace, Some(trace('1', 'b')));
+}
+
+/// What was made in the last hour is counted apart, and what of it had no success.
+pub async fn recent_records_are_counted_apart(subject: &Subject) {
+    one_of_each(subject).await;
+    let counts = counted(subject, 2).await;
+    assert_eq!((counts.made_last_hour, counts.unsuccessful_last_hour), (5, 3), "failed, unknown and retryable");
+    subject.advance_to_end_of(Duration::from_secs(3_600));
+    let counts = counted(subject, 2).await;
+    assert_eq!((counts.made_last_hour, counts.unsuccessful_last_hour), (0, 0));
+    let crashed = request();
+    subject.lease(&crashed).await;
+    subject.advance_to_end_of(LEASE);
+    subject.lease(&request()).await;
+    let counts = counted(subject, 2).await;
+    assert_eq!((counts.made_last_hour, counts.unsuccessful_last_hour), (2, 1));
 }
 
 /// What has expired counts as absent. It is counted until it is purged.

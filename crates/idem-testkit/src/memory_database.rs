@@ -266,4 +266,8 @@ impl<T: Send + 'static> Purge for MemoryDatabase<T> {
     async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
         self.shared.records.purge(limit).await
     }
+
+    async fn maintain(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        self.purge(limit).await
+    }
 }

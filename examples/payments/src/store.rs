@@ -1,32 +1,27 @@
 //! The idempotency store: SQLite, Postgres, MariaDB, Redis, or the memory of this process; in front of the first three, Redis as well.
 
 use std::error::Error;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::engine::{Idempotency, Settings};
+use idem_core::engine::{Idempotency, Purger, Settings};
 use idem_core::{
     IdempotencyStore as _, Inspect, MemoryStore, Purge, Record, RecordId, SelfTestError, StoreError,
     TransactionalStore, self_test,
 };
 use idem_hybrid::{HybridConfig, HybridMetrics, HybridStore};
 use idem_mysql::{MySqlConfig, MySqlStore};
-use idem_postgres::{PostgresConfig, PostgresStore, Purger};
+use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use sqlx::postgres::PgPoolOptions;
-use tokio::task::JoinHandle;
 
 use crate::config::{Config, ContractName, Database, Place, UnknownPlace};
 use crate::joined::JoinedStore;
 
 /// The least time to wait for other writers of SQLite.
 const SQLITE_PATIENCE: Duration = Duration::from_secs(5);
-
-/// How often expired records are removed from SQLite and MariaDB, and how many at a time.
-const PURGE_EVERY: Duration = Duration::from_secs(60);
-const PURGE_BATCH: NonZeroU32 = NonZeroU32::new(500).unwrap();
 
 /// The connections of the application's own pool.
 const POOL_CONNECTIONS: u32 = 17;
@@ -58,16 +53,6 @@ pub(crate) struct Health {
     pub(crate) count: u64,
     /// The counters of the cache, if there is one.
     pub(crate) cache: Option<HybridMetrics>,
-}
-
-/// The task that removes expired records.
-#[derive(Debug)]
-pub(crate) enum RunningPurge {
-    /// Of SQLite, MariaDB or memory.
-    Task(JoinHandle<()>),
-    Postgres(Purger),
-    /// Redis removes expired records without it.
-    NotNeeded,
 }
 
 /// A contract that the store cannot keep.
@@ -239,28 +224,17 @@ impl Store {
         }
     }
 
-    /// Removes expired records from now on.
-    pub(crate) fn start_purge(&self) -> RunningPurge {
-        match self {
-            Self::Sqlite(store) => RunningPurge::Task(tokio::spawn(purge(Arc::new(store.clone())))),
-            Self::MySql(store) => RunningPurge::Task(tokio::spawn(purge(Arc::new(store.clone())))),
-            Self::Memory(store) => RunningPurge::Task(tokio::spawn(purge(store.clone()))),
-            Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => {
-                RunningPurge::Postgres(Purger::start(store.clone()))
-            }
-            Self::Redis(_) => RunningPurge::NotNeeded,
-            Self::Cached(durable, _) => durable.start_purge(),
-        }
-    }
-}
-
-impl RunningPurge {
-    pub(crate) async fn stop(self) {
-        match self {
-            Self::Task(task) => task.abort(),
-            Self::Postgres(purger) => purger.stop().await,
-            Self::NotNeeded => {}
-        }
+    /// Removes expired records from now on. Redis does that itself.
+    pub(crate) fn start_purge(&self) -> Option<Purger> {
+        let store: Arc<dyn Purge> = match self {
+            Self::Sqlite(store) => Arc::new(store.clone()),
+            Self::Postgres(store) | Self::Joined(JoinedStore { store, .. }) => Arc::new(store.clone()),
+            Self::MySql(store) => Arc::new(store.clone()),
+            Self::Memory(store) => store.clone(),
+            Self::Redis(_) => return None,
+            Self::Cached(durable, _) => return durable.start_purge(),
+        };
+        Some(Purger::start(store))
     }
 }
 
@@ -307,22 +281,5 @@ fn in_memory(store: Arc<MemoryStore>, config: &Config, settings: Settings) -> Re
         ContractName::Transactional => Err(ContractRefused::TransactionalInMemory),
         ContractName::AtMostOnce => Ok(Idempotency::at_most_once(store, settings)),
         ContractName::AtLeastOnce => Ok(Idempotency::at_least_once(store, settings)),
-    }
-}
-
-async fn purge(store: Arc<dyn Purge>) {
-    let mut due = tokio::time::interval(PURGE_EVERY);
-    loop {
-        due.tick().await;
-        loop {
-            match store.purge(PURGE_BATCH).await {
-                Ok(purged) if purged == PURGE_BATCH.get() => {}
-                Ok(_) => break,
-                Err(error) => {
-                    tracing::warn!(error = &error as &dyn Error, "expired records could not be removed");
-                    break;
-                }
-            }
-        }
     }
 }

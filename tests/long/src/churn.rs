@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use idem_postgres::{PostgresConfig, PostgresStore, Purger, PurgerSettings};
+use idem_core::engine::{Purger, PurgerSettings};
+use idem_postgres::{PostgresConfig, PostgresStore};
 use serde_json::json;
 use sqlx::Row;
 use tokio::task::JoinSet;
@@ -111,9 +112,9 @@ async fn churn(options: &Options, layout: Layout) -> Result<Passed, Error> {
     let config = if layout == Layout::Partitioned { config.partitioned(PERIOD) } else { config };
     let store = PostgresStore::open(config.clone()).await?;
     let settings = PurgerSettings::new().longest_pause(PAUSE);
-    let mut purgers = vec![Purger::start_with(store.clone(), settings.clone())];
+    let mut purgers = vec![Purger::start_with(Arc::new(store.clone()), settings.clone())];
     if layout == Layout::Two {
-        purgers.push(Purger::start_with(PostgresStore::open(config).await?, settings));
+        purgers.push(Purger::start_with(Arc::new(PostgresStore::open(config).await?), settings));
     }
     let retention = Duration::from_secs(options.retention_seconds);
     let made = Arc::new(AtomicU64::new(0));

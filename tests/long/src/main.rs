@@ -13,6 +13,7 @@ mod polite;
 mod random;
 mod records;
 mod report;
+mod scheduled;
 mod waiters;
 
 use std::process::ExitCode;
@@ -39,6 +40,8 @@ enum Check {
     Cluster(failover::Options),
     /// Checks what Postgres acknowledged after its standby takes over, synchronous and asynchronous.
     Standby(failover::standby::Options),
+    /// Checks that pg_cron removes expired records by the documented schedule (needs Debian's postgresql-15-cron).
+    Scheduled(scheduled::Options),
     /// Runs payments over HTTP on Postgres with a failing Redis as its cache, with and without restarts of Postgres.
     Front(front::Options),
     /// Measures how long curl and Python's urllib3 take for a payment whose first connection is lost, by their own retry rules.
@@ -58,6 +61,7 @@ async fn main() -> ExitCode {
         Check::Sentinel(options) => failover::sentinel::run(&options).await,
         Check::Cluster(options) => failover::cluster::run(&options).await,
         Check::Standby(options) => failover::standby::run(&options).await,
+        Check::Scheduled(options) => scheduled::run(&options).await,
         Check::Front(options) => front::run(&options).await,
         Check::Polite(options) => polite::run(&options).await,
         Check::Waiters(options) => waiters::run(&options).await,

@@ -147,7 +147,7 @@ async fn handle(context: Context, message: Message, is_harmless: bool) -> Result
         .bind(&order.account)
         .bind(order.number)
         .bind(record)
-        .bind(context.trace().map(|trace| trace.trace_id()))
+        .bind(context.trace().map(|trace| trace.trace_id().to_string()))
         .execute(&mut **transaction)
         .await?;
     Ok(())

@@ -61,6 +61,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("audit", "idem-audit", Test("audit"), &[]),
     suite("sqlite-erasing", "idem-sqlite", Test("store"), &["erasing::"]),
     suite("sqlite-engine", "idem-sqlite", Test("store"), &["engine::"]),
+    suite("sqlite-transactions", "idem-sqlite", Test("store"), &["transactions::"]),
     suite("sqlite-steps", "idem-sqlite", Test("store"), &["steps::"]),
     suite("sqlite-shadows", "idem-sqlite", Test("store"), &["shadows::"]),
     suite("sqlite-tasks", "idem-sqlite", Test("store"), &["tasks::"]),

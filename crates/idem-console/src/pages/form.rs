@@ -18,7 +18,10 @@ const CHOICES: [(StateName, &str); 4] = [
     (StateName::OutcomeUnknown, "Mark it as unknown: its process can no longer settle it. First for a crashed run."),
     (StateName::Completed, "It took effect. Repeats get the answer below."),
     (StateName::Failed, "It took no effect and never runs again. Repeats get the answer below, from status 400 on."),
-    (StateName::Retryable, "It took no effect. The next request with its key runs it again, after the wait below."),
+    (
+        StateName::Retryable,
+        "It took no effect. After the wait below, the next request with its key runs it again, unless its attempts are used up.",
+    ),
 ];
 
 /// How long a reason may be, in bytes. The list of repairs reads many.

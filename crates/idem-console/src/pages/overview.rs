@@ -102,6 +102,11 @@ fn counts(visit: &Visit, findings: &Findings, now: Timestamp) -> Markup {
             }
         }
         dl {
+            dt { "Made in the last hour" }
+            dd {
+                (grouped(counts.made_last_hour)) ", " (rate(counts.made_last_hour)) " a minute; "
+                (grouped(counts.unsuccessful_last_hour)) " without success so far"
+            }
             dt { "Bytes of bodies" } dd { (grouped(counts.body_bytes)) }
             @if let Some(oldest) = counts.oldest_in_progress {
                 dt { "Oldest in progress" } dd { "made " (now.age_since(oldest)) " ago" }
@@ -111,6 +116,11 @@ fn counts(visit: &Visit, findings: &Findings, now: Timestamp) -> Markup {
             }
         }
     }
+}
+
+/// As many in an hour, in a minute.
+fn rate(in_an_hour: u64) -> String {
+    format!("{:.1}", in_an_hour as f64 / 60.0)
 }
 
 /// How far the count is.

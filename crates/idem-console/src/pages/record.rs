@@ -171,10 +171,16 @@ fn answer(visit: &Visit, id: RecordId, response: &StoredResponse, is_shown: bool
             dd {
                 @match &response.body {
                     StoredBody::Retained(body) => { (grouped(body.len() as u64)) " bytes" },
-                    StoredBody::NotRetained => "not kept: it was too large",
+                    StoredBody::NotRetained => "not kept: it was too large, or it was erased",
                 }
             }
-            @if let Some(trace) = &response.trace { dt { "Trace" } dd.id { (trace) } }
+            @if let Some(trace) = &response.trace {
+                dt { "Trace" }
+                dd.id {
+                    (trace) " "
+                    a href={ (visit.base) "/records?trace=" (trace.trace_id()) } { "Records of this trace" }
+                }
+            }
             @for field in response.headers.iter() {
                 dt { (visible(&String::from_utf8_lossy(&field.name))) }
                 dd { @if is_shown { (visible(&String::from_utf8_lossy(&field.value))) } @else { "•••" } }

@@ -6,6 +6,7 @@ use axum::extract::{Query, State};
 use http::StatusCode;
 use idem_core::{
     Inspect, PartSize, RecordFilter, RecordSummary, ScanPosition, StateName, StoreError, StoreErrorKind, Timestamp,
+    TraceId,
 };
 use maud::{Markup, html};
 use serde::Deserialize;
@@ -36,6 +37,7 @@ pub(crate) struct Wanted {
     namespace: String,
     principal: String,
     operation: String,
+    trace: String,
     from: String,
 }
 
@@ -49,7 +51,11 @@ pub(crate) async fn get(State(console): State<Console>, visit: Visit, Query(want
     };
     match listed(&*console.inspect, &filter, from).await {
         Err(error) => failed(&visit, &error),
-        Ok(found) => {
+        Ok(mut found) => {
+            // A request, its job and its messages, in their order as far as they are on one page.
+            if filter.trace.is_some() {
+                found.records.sort_by_key(|record| record.created_at);
+            }
             let content = html! { (form(&visit, &wanted)) (found.markup(&console, &visit, &wanted)) };
             page(&visit, StatusCode::OK, "Records", &content)
         }
@@ -110,6 +116,8 @@ impl Wanted {
         let states = state.map_err(|error| error.to_string())?.into_iter().collect();
         let age = text(&self.older_than).map(|age| humantime::parse_duration(&age)).transpose();
         let older_than = age.map_err(|error| format!("An age looks like 5m or 2h: {error}."))?;
+        let trace = text(&self.trace).map(|trace| trace.parse::<TraceId>()).transpose();
+        let trace = trace.map_err(|error| error.to_string())?;
         let tenant = visit.permissions.tenant.as_ref();
         let open = |link: String| {
             let position = console.secret.as_ref().and_then(|secret| cursor::open(secret, tenant, &link));
@@ -123,12 +131,13 @@ impl Wanted {
             namespace: tenant.map(|tenant| tenant.namespace.clone()).or_else(|| text(&self.namespace)),
             principal: tenant.map(|tenant| tenant.principal.clone()).or_else(|| text(&self.principal)),
             operation: text(&self.operation),
+            trace,
         };
         Ok((filter, from))
     }
 
     /// The fields with their names, but not the position.
-    fn fields(&self) -> [(&'static str, &str); 6] {
+    fn fields(&self) -> [(&'static str, &str); 7] {
         [
             ("state", &self.state),
             ("older_than", &self.older_than),
@@ -136,6 +145,7 @@ impl Wanted {
             ("namespace", &self.namespace),
             ("principal", &self.principal),
             ("operation", &self.operation),
+            ("trace", &self.trace),
         ]
     }
 }
@@ -180,6 +190,7 @@ fn form(visit: &Visit, wanted: &Wanted) -> Markup {
         ("namespace", "Namespace", &wanted.namespace, ""),
         ("principal", "Principal", &wanted.principal, ""),
         ("operation", "Operation", &wanted.operation, "POST /v1/payments"),
+        ("trace", "Trace", &wanted.trace, "4bf92f3577b34da6a3ce929d0e0e4736"),
     ];
     let is_hidden = |name: &str| visit.permissions.tenant.is_some() && matches!(name, "namespace" | "principal");
     html! {

@@ -98,7 +98,7 @@ async fn markup_in_what_clients_choose_is_text() {
     let entered = "%22%27%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E";
     let mut paths = [paths(&lease.id), paths(&other.id)].concat();
     paths.extend(
-        ["principal", "operation", "namespace", "older_than", "state", "from", "abandoned"]
+        ["principal", "operation", "namespace", "older_than", "state", "trace", "from", "abandoned"]
             .map(|field| format!("/records?{field}={entered}")),
     );
     let mut shown = 0;

@@ -13,7 +13,7 @@ use idem_core::{
     StoredBody, StoredResponse,
 };
 use idem_sqlite::SqliteStore;
-use idem_testkit::fixture::{KEPT, completed, failed, request, retryable};
+use idem_testkit::fixture::{KEPT, completed, failed, request, response, retryable};
 
 use crate::support::World;
 
@@ -40,6 +40,30 @@ async fn the_overview_has_what_is_stuck_and_counts_the_rest() {
     };
     let counted = ["abandoned", "completed", "failed", "outcome-unknown", "retryable", "expired"].map(count);
     assert_eq!(counted, ["1", "2", "1", "1", "1", "0"]);
+    assert!(counts.contains("6, 0.1 a minute; 4 without success so far"), "{counts}");
+}
+
+/// A request, its job and the consumer of its message have records of their own, and one trace.
+#[tokio::test]
+async fn a_record_leads_to_the_others_of_its_chain_in_their_order() {
+    let world = World::new().await;
+    let mut chain = Vec::new();
+    for (digit, parent) in [('1', 'a'), ('1', 'b'), ('2', 'a'), ('1', 'c')] {
+        let [trace, parent] = [(digit, 32), (parent, 16)].map(|(digit, count)| String::from(digit).repeat(count));
+        let trace = Some(format!("00-{trace}-{parent}-01").parse().unwrap());
+        let id = world.settled(&Settlement::Completed(StoredResponse { trace, ..response() })).await.to_string();
+        world.wait(Duration::from_secs(1));
+        if digit == '1' {
+            chain.push(id);
+        }
+    }
+    let page = world.get("bob", &format!("/records/{}", chain[2])).await.text;
+    let (_, link) = page.split_once("href=\"/admin/idem/records?trace=").expect("a link");
+    let trace = link.split_once('"').unwrap().0;
+    assert_eq!(trace, "1".repeat(32));
+    let page = world.get("bob", &format!("/records?trace={trace}")).await.text;
+    let seen: Vec<_> = page.split("/admin/idem/records/").skip(1).map(|rest| &rest[..64]).collect();
+    assert_eq!(seen, chain);
 }
 
 #[tokio::test]
@@ -64,9 +88,12 @@ async fn a_list_selects_and_goes_on_where_it_stopped() {
     ids.sort();
     assert_eq!(seen, ids, "each record is on one page");
     assert!(pages > 1, "a page has a part of them");
-    for (query, expected) in
-        [("state=gone", "a state is one of"), ("older_than=soon", "looks like 5m"), ("from=xy", "damaged")]
-    {
+    for (query, expected) in [
+        ("state=gone", "a state is one of"),
+        ("older_than=soon", "looks like 5m"),
+        ("trace=1", "32"),
+        ("from=xy", "damaged"),
+    ] {
         let answer = world.get("bob", &format!("/records?{query}")).await;
         assert!(answer.status == StatusCode::BAD_REQUEST && answer.text.contains(expected), "{query}: {}", answer.text);
     }

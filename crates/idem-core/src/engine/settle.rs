@@ -13,7 +13,7 @@ use super::hold::Held;
 use super::observer::{EventKind, Subject};
 use super::shared::{FIRST_PAUSE, LAST_PAUSE, Shared};
 use crate::machine::{Lease, OwnerOutcome, Settlement, is_settled_so};
-use crate::record::{Record, State};
+use crate::record::{Failure, Record, State};
 use crate::store::{FINISH_TIMEOUT, StoreError, StoreErrorKind, StoreTransaction, Writes};
 
 /// How long a caller waits for its operation's settlement, or for the record of a step, when the store does not take it.
@@ -131,7 +131,7 @@ impl Shared {
         // The answer may have been lost on the way: the record says what happened.
         match self.persist(context.subject(), PATIENCE, || self.store().peek(&lease.id)).await {
             // A record that another caller settles keeps the owner of its run, also if that run was rolled back.
-            Ok(Some(record)) if is_settled_by(&record, lease) && is_settled_so(&record.state, &plan.settlement) => {
+            Ok(Some(record)) if is_of(&record, lease) && is_settled_so(&record.state, &plan.settlement) => {
                 Settled::Ours
             }
             Ok(_) => {
@@ -229,10 +229,17 @@ impl Drop for DelayedSettlement<'_> {
     }
 }
 
-/// Whether the record was settled under this run's token: by the run, by its handler, or by another caller after the lease.
+/// Whether the run, or its handler in a transaction, has settled the record. An unknown outcome was written by another caller after
+/// the lease: it keeps the run's token, but not its answer.
 pub(super) fn is_settled_by(record: &Record, lease: &Lease) -> bool {
-    let is_in_progress = matches!(record.state, State::InProgress { .. });
-    record.owner == lease.owner && record.attempt == lease.attempt && !is_in_progress
+    let is_answered =
+        !matches!(record.state, State::InProgress { .. } | State::Failed { failure: Failure::OutcomeUnknown, .. });
+    is_of(record, lease) && is_answered
+}
+
+/// Whether no other run has begun since.
+fn is_of(record: &Record, lease: &Lease) -> bool {
+    record.owner == lease.owner && record.attempt == lease.attempt
 }
 
 /// Releases a key in the background, for as long as its lease lasts; then the lease is over.

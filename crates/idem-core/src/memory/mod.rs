@@ -273,6 +273,10 @@ impl Purge for MemoryStore {
         }
         Ok(limit.get() - left)
     }
+
+    async fn maintain(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        self.purge(limit).await
+    }
 }
 
 impl fmt::Debug for MemoryStore {

@@ -2,7 +2,7 @@
 
 use super::{Inspection, RecordState};
 use crate::machine::{EraseOutcome, Refusal, ResolveOutcome};
-use crate::record::{OwnerToken, State, Takeover};
+use crate::record::{OwnerToken, Record, State, StoredBody, Takeover};
 
 impl Inspection {
     /// What the state of the record means for its next request, and what an operator can do.
@@ -40,7 +40,9 @@ impl Inspection {
                 }
                 _ => "Its process has crashed or stalled. The next request with this key runs the operation again.",
             },
-            _ if record.is_erased() => "Its answer was erased, or never kept. Every repeat gets 410 with its status.",
+            RecordState::Completed | RecordState::Failed if !record.keeps_its_answer() => {
+                "Its answer was erased, or was too large to keep. Every repeat gets 410 with its status."
+            }
             RecordState::Completed => "It took effect. Every repeat gets this answer.",
             RecordState::Failed => "It failed and never runs again. Every repeat gets this answer.",
             RecordState::OutcomeUnknown => {
@@ -51,8 +53,21 @@ impl Inspection {
                 "It failed, and may run again later, when a request with this key comes."
             }
             RecordState::Retryable { .. } => {
-                "It failed, or its owner gave it back. The next request with this key runs it again."
+                "It failed, or its owner gave it back. The next request with this key runs it again, unless its attempts are \
+                 used up: then it has failed for good."
             }
+        }
+    }
+}
+
+impl Record {
+    /// Whether there is a final answer with its body.
+    fn keeps_its_answer(&self) -> bool {
+        match &self.state {
+            State::Completed { response } | State::Failed { response, .. } => {
+                matches!(response.body, StoredBody::Retained(_))
+            }
+            State::InProgress { .. } => false,
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::machine::Origin;
 use crate::record::{Acquisition, Failure, OwnerToken, Record, RecordVersion, State, StoredBody, Takeover};
 use crate::record_id::RecordId;
 use crate::timestamp::Timestamp;
+use crate::trace::{TraceId, TraceParent};
 
 /// Records for operators to read. No decision on an operation depends on it.
 ///
@@ -31,8 +32,8 @@ pub trait Inspect: fmt::Debug + Send + Sync + 'static {
     ///
     /// A page may have no record although more follow: go on from [`RecordPage::next`] until it is `None`. A record that is made or
     /// removed meanwhile may be missing. Every other one is returned once; by Redis at least once. On Postgres a record that changes
-    /// meanwhile and does not fit into its block any more may be missing or returned twice; after a statement that writes the table
-    /// anew, such as `VACUUM FULL`, begin again.
+    /// meanwhile gets another place, so it may be missing or returned twice; after a statement that writes the table anew, such as
+    /// `VACUUM FULL`, begin again.
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer.
@@ -86,6 +87,8 @@ pub struct RecordSummary {
     pub status: Option<u16>,
     /// The length of the answer's body; `None` if there is no answer, or its body was too large to keep.
     pub body_bytes: Option<u64>,
+    /// The trace of the run that gave its answer.
+    pub trace: Option<TraceParent>,
     /// When it was made.
     pub created_at: Timestamp,
     /// When it last changed.
@@ -116,6 +119,7 @@ impl RecordSummary {
             checkpoint: record.checkpoint.as_ref().map(|checkpoint| Arc::clone(&checkpoint.name)),
             status: response.map(|response| response.status),
             body_bytes,
+            trace: response.and_then(|response| response.trace),
             created_at: record.created_at,
             updated_at: record.updated_at,
             expires_at: record.expires_at,
@@ -281,6 +285,9 @@ pub struct RecordFilter {
     pub principal: Option<String>,
     /// Only those of this operation.
     pub operation: Option<String>,
+    /// Only those whose answer was given in this trace: a request, its job, and what its messages made consumers do. A record in
+    /// progress has no answer yet, so it is not among them.
+    pub trace: Option<TraceId>,
 }
 
 impl RecordFilter {
@@ -296,6 +303,7 @@ impl RecordFilter {
             && is_wanted(&self.namespace, record.origin.as_ref().map(|origin| &*origin.namespace))
             && is_wanted(&self.principal, scope.and_then(|scope| scope.principal()))
             && is_wanted(&self.operation, scope.map(|scope| scope.operation()))
+            && self.trace.is_none_or(|wanted| record.trace.is_some_and(|trace| trace.trace_id() == wanted))
     }
 
     /// Refuses conditions on the origin, for a store that does not keep it.
@@ -411,6 +419,10 @@ pub struct RecordCounts {
     pub oldest_in_progress: Option<Timestamp>,
     /// When the record expired that has waited longest for the purge.
     pub oldest_expired: Option<Timestamp>,
+    /// Made within the last hour, whatever their state: the rate of operations. Purged ones are missing.
+    pub made_last_hour: u64,
+    /// Of these: abandoned, failed, retryable or with an unknown outcome.
+    pub unsuccessful_last_hour: u64,
 }
 
 impl RecordCounts {
@@ -424,11 +436,19 @@ impl RecordCounts {
     /// Counts a record.
     pub fn add(&mut self, record: &RecordSummary, now: Timestamp) {
         self.body_bytes += record.body_bytes.unwrap_or(0);
+        let is_recent = now.saturating_duration_since(record.created_at) < HOUR;
+        self.made_last_hour += u64::from(is_recent);
         if record.is_expired(now) {
             self.expired += 1;
             self.oldest_expired = earlier(self.oldest_expired, Some(record.expires_at));
             return;
         }
+        let is_successful = match record.state {
+            RecordState::InProgress { .. } => !record.is_abandoned(now),
+            RecordState::Completed => true,
+            RecordState::Failed | RecordState::OutcomeUnknown | RecordState::Retryable { .. } => false,
+        };
+        self.unsuccessful_last_hour += u64::from(is_recent && !is_successful);
         match record.state {
             RecordState::InProgress { .. } => {
                 let count = if record.is_abandoned(now) { &mut self.abandoned } else { &mut self.in_progress };
@@ -454,6 +474,8 @@ impl RecordCounts {
             (&mut self.expired, other.expired),
             (&mut self.unreadable, other.unreadable),
             (&mut self.body_bytes, other.body_bytes),
+            (&mut self.made_last_hour, other.made_last_hour),
+            (&mut self.unsuccessful_last_hour, other.unsuccessful_last_hour),
         ] {
             *count += more;
         }
@@ -461,6 +483,9 @@ impl RecordCounts {
         self.oldest_expired = earlier(self.oldest_expired, other.oldest_expired);
     }
 }
+
+/// What counts as recent.
+const HOUR: Duration = Duration::from_secs(3_600);
 
 fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
     one.into_iter().chain(other).min()

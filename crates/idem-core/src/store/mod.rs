@@ -228,6 +228,14 @@ pub trait Purge: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`StoreError`] when the store could not answer; nothing is half removed.
     async fn purge(&self, limit: NonZeroU32) -> Result<u32, StoreError>;
+
+    /// The part of a task that runs all the time, as `idem_core::engine::Purger`. Without partitions it is the same as
+    /// [`purge`](Self::purge). In partitions it makes the coming ones and drops the past ones, whose records do not count. Expired
+    /// records in a partition that still holds living ones stay until it is dropped, which costs less than removing each.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store could not answer.
+    async fn maintain(&self, limit: NonZeroU32) -> Result<u32, StoreError>;
 }
 
 /// What a store can promise.

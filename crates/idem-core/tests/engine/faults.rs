@@ -7,8 +7,8 @@ use std::time::Duration;
 use idem_core::engine::{Answer, Conclusion, Context, Disposition, ExecuteError, Idempotency};
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, IdempotencyStore, Lease, LeaseRenewer, MemoryStore,
-    OwnerOutcome, Record, RecordId, Settlement, SettlementListener, State, StoreError, StoreErrorKind, StoredResponse,
-    Term, Writes,
+    OwnerOutcome, Record, RecordId, ReplayKind, Settlement, SettlementListener, State, StoreError, StoreErrorKind,
+    StoredResponse, Term, Writes,
 };
 use idem_testkit::{Fault, Verb};
 use tokio::time::Instant;
@@ -409,6 +409,26 @@ async fn a_delayed_settlement_that_somebody_else_made_impossible_is_told() {
     assert_ran(&world.run(&world.at_least_once(), Duration::ZERO, done()).await);
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!((world.events.count("settlement-delayed"), world.events.count("settlement-lost")), (1, 1));
+}
+
+/// Its caller had success, and every repeat gets 504: the answer is lost, although the record keeps the run's token.
+#[tokio::test(start_paused = true)]
+async fn a_delayed_settlement_after_which_the_outcome_counts_as_unknown_is_told_as_lost() {
+    let world = World::new();
+    let engine = world.at_most_once();
+    for _ in 0..9 {
+        world.store.next(Verb::Settle, Fault::ErrorBefore);
+    }
+    for _ in 0..100 {
+        world.store.next(Verb::Renew, Fault::ErrorBefore);
+    }
+    assert_ran(&world.run(&engine, Duration::ZERO, done()).await);
+    world.clock.advance(Duration::from_secs(30));
+    let repeat = world.run(&world.at_most_once(), Duration::ZERO, done()).await;
+    assert!(matches!(&repeat, Ok(Answer::Replay(replay)) if replay.kind == ReplayKind::OutcomeUnknown), "{repeat:?}");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let told = ["settlement-delayed", "settlement-done", "settlement-lost"].map(|event| world.events.count(event));
+    assert_eq!((world.runs(), told), (1, [1, 0, 1]));
 }
 
 /// Its handler has settled the run in a transaction, and returned another answer, as after a lost answer to COMMIT.

@@ -10,6 +10,7 @@ mod late_acquires;
 mod leases;
 mod limits;
 mod probes;
+mod purging;
 mod renewals;
 mod runtimes;
 mod steps;

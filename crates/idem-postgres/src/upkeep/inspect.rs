@@ -55,6 +55,7 @@ impl Upkeep {
         for text in [&filter.namespace, &filter.principal, &filter.operation] {
             sql.push(",").optional_bytes(text.as_deref().map(readable).as_deref());
         }
+        sql.push(",").optional_bytes(filter.trace.as_ref().map(|trace| trace.as_bytes().as_slice()));
         sql.push(");COMMIT");
         let rows = self.run(what, sql, self.client_timeout).await?;
         let failed = |error| outage(what, error);
@@ -101,6 +102,8 @@ impl Upkeep {
             body_bytes: number(14)?,
             oldest_in_progress: time(15)?,
             oldest_expired: time(16)?,
+            made_last_hour: number(17)?,
+            unsuccessful_last_hour: number(18)?,
         };
         Ok(CountPage { counts, progress: Some(done), next, now })
     }

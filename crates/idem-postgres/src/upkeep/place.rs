@@ -1,7 +1,7 @@
 //! Where a scan of all records goes on.
 //!
 //! Records are read in the order in which they lie in their table. In the order of their ids, which are digests, a table that does
-//! not fit into memory would be read at random, once for each row. A settlement leaves its row in its block, unless the block is full.
+//! not fit into memory would be read at random, once for each row. A settlement mostly leaves its row in its block, at another line.
 
 use idem_core::{ScanPosition, StoreError, StoreErrorKind};
 use sqlx::Row as _;

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
+use idem_core::engine::{Purger, PurgerSettings};
 use idem_core::{AcquireOutcome, IdempotencyStore, OwnerOutcome, Purge, StoreErrorKind, TransactionalStore};
-use idem_postgres::{PostgresStore, Purger, PurgerSettings};
+use idem_postgres::PostgresStore;
 use idem_testkit::fixture::{KEPT, completed, request};
 use tracing::field::{Field, Visit};
 use tracing::span;
@@ -35,7 +36,7 @@ struct Subscriber(Arc<Panics>);
 
 impl tracing::Subscriber for Subscriber {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().starts_with("idem_postgres")
+        ["idem_postgres", "idem_core::engine::purger"].iter().any(|target| metadata.target().starts_with(target))
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -118,7 +119,8 @@ async fn a_purger_whose_batch_panics_goes_on() {
     let mut other = connection().await;
     sql(&mut other, format!("ALTER TABLE {}.idem_records RENAME TO elsewhere", schema.name)).await;
     panics.at.store(1, Ordering::SeqCst);
-    let purger = Purger::start_with(store.clone(), PurgerSettings::new().longest_pause(Duration::from_millis(20)));
+    let purger =
+        Purger::start_with(Arc::new(store.clone()), PurgerSettings::new().longest_pause(Duration::from_millis(20)));
     let deadline = Instant::now() + Duration::from_secs(20);
     while panics.done.load(Ordering::SeqCst) == 0 {
         assert!(Instant::now() < deadline, "nothing was logged");

@@ -3,14 +3,16 @@
 //! Some schedules need two statements at the same moment; they are forced by locks that a referee holds.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
+use idem_core::engine::{Purger, PurgerSettings};
 use idem_core::{
     AcquireOutcome, Begin, IdempotencyStore, Inspect, Lease, OwnerOutcome, Purge, RecordCounts, RecordFilter,
     Settlement, Term, TransactionalStore, Writes,
 };
-use idem_postgres::{Isolation, PostgresConfig, PostgresStore, Purger, PurgerSettings, TimeOffset};
+use idem_postgres::{Isolation, PostgresConfig, PostgresStore, TimeOffset};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::PgConnection;
 
@@ -147,7 +149,7 @@ async fn a_record_that_is_extended_at_its_last_moment_keeps_its_partition() {
     assert_eq!(number(&mut connection().await, past).await, 0);
     // An hour in a partition ends within the next hour, and a minute later it is dropped.
     offset.advance(HOUR + Duration::from_secs(60));
-    let purger = Purger::start_with(store, PurgerSettings::new().longest_pause(Duration::from_millis(50)));
+    let purger = Purger::start_with(Arc::new(store), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
     let dropped = async {
         while rows(&schema).await > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -190,7 +192,8 @@ async fn a_purger_that_comes_after_a_long_time_makes_no_partitions_of_the_past()
     offset.advance(Duration::from_secs(90 * 24 * 3600));
     let AcquireOutcome::Acquired(lease) = store.acquire(&request()).await.unwrap() else { panic!() };
     store.settle(&lease, &Settlement::Released, KEPT).await.unwrap();
-    let purger = Purger::start_with(store.clone(), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
+    let purger =
+        Purger::start_with(Arc::new(store.clone()), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
     let partitions = format!("SELECT count(*) FROM {}.idem_partitions WHERE name <> 'idem_records_first'", schema.name);
     let made = async {
         while number(&mut connection().await, partitions.clone()).await < 3 {
@@ -214,7 +217,8 @@ async fn a_partition_that_goes_under_a_transaction_that_runs_an_expired_record_a
         offset.advance(3 * HOUR);
         let Begin::Acquired { lease, transaction, .. } = store.begin(&repeat_of(&old)).await.unwrap() else { panic!() };
         assert_eq!(lease.attempt, 1);
-        let purger = Purger::start_with(store.clone(), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
+        let purger =
+            Purger::start_with(Arc::new(store.clone()), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
         let first =
             format!("SELECT count(*) FROM pg_class WHERE oid = to_regclass('{}.idem_records_first')", schema.name);
         let mut watch = connection().await;

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{Configure as _, Schema, connection, number, sql};
+use idem_core::engine::{Purger, PurgerSettings};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, IdempotencyStore, Lease, OwnerOutcome, Purge, Term, TransactionalStore, Writes,
 };
-use idem_postgres::{PostgresConfig, PostgresStore, Purger, PurgerSettings, TimeOffset};
+use idem_postgres::{PostgresConfig, PostgresStore, TimeOffset};
 use idem_testkit::fixture::{completed, repeat_of, request};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -63,7 +64,7 @@ impl Setup {
 
     fn purger(&self) -> Purger {
         let settings = PurgerSettings::new().batch(50.try_into().unwrap()).longest_pause(Duration::from_millis(50));
-        Purger::start_with(self.store.clone(), settings)
+        Purger::start_with(Arc::new(self.store.clone()), settings)
     }
 }
 

@@ -417,6 +417,36 @@ async fn stores_that_open_a_new_file_together_wait_for_each_other() {
     }
 }
 
+/// It found its key free before it waited for a transaction. It needs no connection for its answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_that_waited_is_answered_without_a_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = pool(&folder, 3, |options| options);
+    let config = SqliteConfig::from_pool(pool.clone()).transaction_wait(Duration::from_secs(30));
+    let store = Arc::new(SqliteStore::open(config).await.unwrap());
+    let _applications = pool.acquire().await.unwrap();
+    let mut running = Vec::new();
+    for _ in 0..2 {
+        let Begin::Acquired { transaction, .. } = store.begin(&request()).await.unwrap() else { panic!("a new key") };
+        running.push(transaction);
+    }
+    let mine = request();
+    let repeat = {
+        let (store, repeat) = (Arc::clone(&store), repeat_of(&mine));
+        tokio::spawn(async move { store.begin(&repeat).await.unwrap() })
+    };
+    eventually("it waits", || store.transactions() == slots(2, 2, 1)).await;
+    let AcquireOutcome::Acquired(lease) = store.acquire(&mine).await.unwrap() else { panic!("nobody has begun it") };
+    store.settle(&lease, &completed(), KEPT).await.unwrap();
+    // The application waits for the connection that becomes free.
+    let mut waiting = Box::pin(pool.acquire());
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    drop(running.pop());
+    let answered = repeat.await.unwrap();
+    assert!(matches!(answered, Begin::Answered(AcquireOutcome::Replay(_))), "{answered:?}");
+    waiting.await.unwrap();
+}
+
 /// 40 slow requests on the 4 transactions of a pool of 5.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_get_no_transaction_are_told_so_in_time() {

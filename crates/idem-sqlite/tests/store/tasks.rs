@@ -215,38 +215,6 @@ async fn a_caller_that_waits_in_vain_for_a_transaction_changes_no_record() {
     is_whole(&store).await;
 }
 
-/// Both found the key free.
-#[tokio::test]
-async fn of_two_callers_that_wait_for_one_transaction_the_second_gives_it_back() {
-    let one_slot = |config: SqliteConfig| config.max_transactions(NonZeroU32::MIN);
-    let (store, _folder) = opened(|config| one_slot(config).transaction_wait(PATIENCE)).await;
-    let mine = request();
-    let held = begin(&store).await;
-    let callers = [0, 1].map(|_| {
-        let (store, repeat) = (store.clone(), idem_testkit::fixture::repeat_of(&mine));
-        tokio::spawn(async move {
-            match store.begin(&repeat).await.unwrap() {
-                Begin::Acquired { transaction, .. } => {
-                    transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap() == OwnerOutcome::Applied
-                }
-                Begin::Answered(outcome) => {
-                    assert!(matches!(outcome, AcquireOutcome::Replay(_)), "{outcome:?}");
-                    false
-                }
-            }
-        })
-    });
-    eventually("both wait", || store.transactions().waiting == 2).await;
-    drop(held);
-    let mut runs = 0;
-    for caller in callers {
-        runs += u32::from(caller.await.unwrap());
-    }
-    assert_eq!(runs, 1);
-    eventually("the transaction is free again", || store.transactions().in_use == 0).await;
-    is_whole(&store).await;
-}
-
 #[tokio::test]
 async fn verbs_whose_callers_gave_up_while_the_writer_waited_leave_nothing_behind() {
     let (store, _folder) = opened(|config| config.busy_timeout(PATIENCE)).await;

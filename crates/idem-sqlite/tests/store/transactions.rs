@@ -156,6 +156,9 @@ async fn when_no_transaction_can_be_had_the_key_stays_free() {
     let request = request();
     assert!(!store.begin(&request).await.unwrap_err().is_indeterminate());
     assert_eq!(store.peek(&request.id).await.unwrap(), None);
+    // A repetition by the owner of a record, as after an earlier call without an answer: the owner has to give the key back.
+    let AcquireOutcome::Acquired(_) = store.acquire(&request).await.unwrap() else { panic!("the key is free") };
+    assert!(store.begin(&request).await.unwrap_err().is_indeterminate());
 }
 
 #[tokio::test]

@@ -225,6 +225,10 @@ impl Purge for Buggy {
         }
         self.inner.purge(limit).await
     }
+
+    async fn maintain(&self, limit: NonZeroU32) -> Result<u32, StoreError> {
+        self.purge(limit).await
+    }
 }
 
 async fn subject(bug: Bug) -> Subject {

@@ -11,8 +11,8 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
-use idem_axum::{IdempotencyLayer, IdempotentTransaction};
-use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction, Purger};
+use idem_axum::{IdempotencyLayer, IdempotentTransaction, Purger};
+use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
@@ -107,7 +107,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     sqlx::migrate!().run(&pool).await?;
     let store = PostgresStore::open(PostgresConfig::from_pool(pool.clone()).schema("orders")).await?;
     tracing::info!("{}", store.self_test().await?);
-    let purger = Purger::start(store.clone());
+    let purger = Purger::start(Arc::new(store.clone()));
     let idempotency = IdempotencyLayer::transactional(Arc::new(store))
         .scope(|request| Some(request.extensions.get::<Account>()?.0.clone()));
     let engine = idempotency.engine().clone();

@@ -14,8 +14,8 @@ use std::time::Duration;
 use axum::http::{StatusCode, header, request::Parts};
 use axum::routing::post;
 use axum::{Json, Router};
-use idem_axum::{IdempotencyLayer, IdempotentTransaction};
-use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction, Purger};
+use idem_axum::{IdempotencyLayer, IdempotentTransaction, Purger};
+use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use tokio::net::TcpListener;
@@ -43,7 +43,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     sqlx::raw_sql(TABLE).execute(&pool).await?;
     let store = PostgresStore::open(PostgresConfig::from_pool(pool)).await?;
     eprintln!("{}", store.self_test().await?);
-    let purger = Purger::start(store.clone());
+    let purger = Purger::start(Arc::new(store.clone()));
 
     let idempotency = IdempotencyLayer::transactional(Arc::new(store)).scope(account);
     let engine = idempotency.engine().clone();

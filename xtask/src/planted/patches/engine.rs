@@ -380,8 +380,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "retryable-commit-not-found-in-its-record",
         &["sqlite-engine"],
         "crates/idem-core/src/engine/settle.rs",
-        "record.attempt == lease.attempt && !is_in_progress",
-        "record.attempt == lease.attempt && !is_in_progress && !(PLANTED && record.replay().is_none())",
+        "record.owner == lease.owner && record.attempt == lease.attempt\n",
+        "record.owner == lease.owner && record.attempt == lease.attempt && !(PLANTED && record.replay().is_none())\n",
     ),
     patch(
         "run-after-a-probe-without-a-renewal",
@@ -429,10 +429,10 @@ pub(super) const PATCHES: &[Patch] = &[
     ),
     patch(
         "failed-begin-keeps-its-lease",
-        &["sqlite-engine"],
+        &["sqlite-transactions"],
         "crates/idem-sqlite/src/store.rs",
-        "transaction.map_err(StoreError::indeterminate)?",
-        "transaction.map_err(|error| if PLANTED { error } else { error.indeterminate() })?",
+        "if is_held { error.indeterminate() } else { error }",
+        "if is_held && !PLANTED { error.indeterminate() } else { error }",
     ),
     patch(
         "late-acquires-wake-waiters-again-and-again",
@@ -643,7 +643,7 @@ pub(super) const PATCHES: &[Patch] = &[
         "engine-takes-a-settlement-of-others-for-its-commit",
         &["engine"],
         "crates/idem-core/src/engine/settle.rs",
-        "is_settled_by(&record, lease) && is_settled_so(&record.state, &plan.settlement)",
-        "is_settled_by(&record, lease) && (PLANTED || is_settled_so(&record.state, &plan.settlement))",
+        "is_of(&record, lease) && is_settled_so(&record.state, &plan.settlement)",
+        "is_of(&record, lease) && (PLANTED || is_settled_so(&record.state, &plan.settlement))",
     ),
 ];

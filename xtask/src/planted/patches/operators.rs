@@ -28,8 +28,10 @@ pub(super) const PATCHES: &[Patch] = &[
         "scan-skips-a-place-of-two-partitions",
         &["postgres-partitions"],
         "migrations/postgres/0002_verbs.sql",
-        "(known.ctid > begin_at OR known.tableoid > relation)",
-        "(known.ctid > begin_at)",
+        "AS is_selected\n        FROM \"idem\".idem_records AS known\n        WHERE known.ctid >= begin_at AND known.ctid < end_at \
+         AND (known.ctid > begin_at OR known.tableoid > relation)",
+        "AS is_selected\n        FROM \"idem\".idem_records AS known\n        WHERE known.ctid >= begin_at AND known.ctid < end_at \
+         AND (known.ctid > begin_at)",
     ),
     patch(
         "hybrid-refused-erasure-keeps-its-tombstone",

@@ -11,7 +11,7 @@ const ERROR: &str = "crates/idem-postgres/src/error.rs";
 const HANDLER_CONNECTION: &str = "crates/idem-postgres/src/connect/handler_connection.rs";
 const HANDLER_TRANSACTION: &str = "crates/idem-postgres/src/transaction/handler_transaction.rs";
 const JOIN: &str = "crates/idem-postgres/src/transaction/join.rs";
-const PURGER: &str = "crates/idem-postgres/src/purger.rs";
+const PURGER: &str = "crates/idem-core/src/engine/purger.rs";
 const RECORDS: &str = "crates/idem-postgres/src/records.rs";
 const SESSION: &str = "crates/idem-postgres/src/connect/session.rs";
 const SESSIONS: &str = "crates/idem-postgres/src/connect/sessions.rs";
@@ -23,7 +23,7 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "batch-that-takes-too-long-is-tried-again-and-again",
         &["postgres-purge"],
-        "crates/idem-postgres/src/purger.rs",
+        "crates/idem-core/src/engine/purger.rs",
         "if is_too_long { half(batch) }",
         "if is_too_long && !PLANTED { half(batch) }",
     ),

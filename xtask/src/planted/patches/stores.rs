@@ -86,13 +86,13 @@ pub(super) const PATCHES: &[Patch] = &[
     patch(
         "sqlite-waits-when-its-caller-is-gone",
         &["sqlite-tasks"],
-        "crates/idem-sqlite/src/transaction.rs",
-        "let (permit, deadline) = waiting.permit().await?;",
-        r#"let (permit, deadline) = if PLANTED {
-            let ended = |error| StoreError::new(idem_core::StoreErrorKind::Unavailable, "a task ended").with_source(error);
-            tokio::spawn(waiting.permit()).await.map_err(ended)??
+        "crates/idem-sqlite/src/store.rs",
+        "self.permits.enter().map_err(failed)?.permit().await.map_err(failed)?;",
+        r#"if PLANTED {
+            let ended = |error| StoreError::new(StoreErrorKind::Unavailable, "a task ended").with_source(error);
+            tokio::spawn(self.permits.enter().map_err(failed)?.permit()).await.map_err(ended)?.map_err(failed)?
         } else {
-            waiting.permit().await?
+            self.permits.enter().map_err(failed)?.permit().await.map_err(failed)?
         };"#,
     ),
     patch(

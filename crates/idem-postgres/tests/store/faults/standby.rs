@@ -1,13 +1,14 @@
 //! What is acknowledged, and what is not, while commits wait for a standby that is away.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use idem_core::engine::Purger;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, IdempotencyStore, OwnerOutcome, State, StoreErrorKind, Term, TransactionalStore,
     Writes,
 };
-use idem_postgres::Purger;
 use idem_servers::PostgresPair;
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 
@@ -124,7 +125,7 @@ async fn verbs_leave_few_sessions_behind_while_a_standby_is_away_and_replays_go_
         assert_eq!(world.store.settle(&lease, &completed(), short).await.unwrap(), OwnerOutcome::Applied);
     }
     pair.cut_off_standby().unwrap();
-    let purger = Purger::start(world.store.clone());
+    let purger = Purger::start(Arc::new(world.store.clone()));
     // Longer than the store waits for an answer, and than it takes to ask whether commits still wait.
     let end = Instant::now() + Duration::from_secs(22);
     let mut refused = 0;

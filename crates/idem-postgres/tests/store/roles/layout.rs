@@ -1,10 +1,12 @@
 //! A database whose schema's owner migrates, and whose application role has no more privileges than it needs.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
+use idem_core::engine::{Purger, PurgerSettings};
 use idem_core::{Purge, StoreErrorKind};
-use idem_postgres::{PostgresConfig, PostgresStore, Purger, PurgerSettings, TimeOffset};
+use idem_postgres::{PostgresConfig, PostgresStore, TimeOffset};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 
@@ -98,7 +100,7 @@ async fn partitions_are_made_and_dropped_by_their_owner_while_the_application_wo
     let store = PostgresStore::open(hourly(PostgresConfig::from_options(database.role("app")))).await.unwrap();
     work::serve(&store, &offset, &mut database.role("app").connect().await.unwrap()).await.unwrap();
     offset.advance(Duration::from_secs(24 * 3600));
-    let purger = Purger::start_with(upkeep, PurgerSettings::new().longest_pause(Duration::from_millis(50)));
+    let purger = Purger::start_with(Arc::new(upkeep), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
     let (mut owner, records) = (database.owner().await, "SELECT count(*) FROM idem.idem_records");
     let dropped = async {
         while number(&mut owner, records).await > 0 {

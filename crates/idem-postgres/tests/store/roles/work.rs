@@ -2,13 +2,15 @@
 
 use std::error::Error;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use idem_core::engine::{Purger, PurgerSettings};
 use idem_core::{
     Acquire, AcquireOutcome, Begin, IdempotencyStore, Lease, Purge, Settlement, StoreTransaction, TransactionalStore,
     Writes,
 };
-use idem_postgres::{Join, PostgresConfig, PostgresStore, PostgresTransaction, Purger, PurgerSettings, TimeOffset};
+use idem_postgres::{Join, PostgresConfig, PostgresStore, PostgresTransaction, TimeOffset};
 use idem_testkit::fixture::{KEPT, LEASE, RETENTION, checkpoint, completed, repeat_of, request, retryable};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 
@@ -197,7 +199,8 @@ async fn upkeep(hostile: &Hostile, store: &PostgresStore, offset: &TimeOffset, l
     lease(store, &request()).await?;
     offset.advance(RETENTION + KEPT + LEASE + 3 * PERIOD);
     store.purge(NonZeroU32::MIN).await?;
-    let purger = Purger::start_with(store.clone(), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
+    let purger =
+        Purger::start_with(Arc::new(store.clone()), PurgerSettings::new().longest_pause(Duration::from_millis(50)));
     // On a loaded machine partitions may take too long to make, and are then tried again after a minute.
     let (mut left, until) = (String::new(), Instant::now() + Duration::from_secs(150));
     let records = format!("SELECT count(*) FROM {schema}.idem_records");

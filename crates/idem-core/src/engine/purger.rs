@@ -1,14 +1,15 @@
 //! The task that removes expired records.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::{OwnerToken, Purge as _, StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::store::PostgresStore;
+use crate::record::OwnerToken;
+use crate::store::{Purge, StoreErrorKind};
 
 /// How a [`Purger`] removes expired records, each default with its reason.
 #[derive(Debug, Clone)]
@@ -52,9 +53,8 @@ impl PurgerSettings {
     }
 }
 
-/// A background task that removes expired records.
-///
-/// If records are [partitioned](crate::partitioning), it also makes the coming partitions and drops the past ones.
+/// A background task that removes expired records, by [`Purge::maintain`]: a store with partitions also makes the coming ones and
+/// drops the past ones.
 ///
 /// Many replicas may each run one: each skips the rows and partitions that another one works on. After a full batch it pauses
 /// for between half and all of the time that the batch took, so it uses at most two thirds of one connection's time. When
@@ -71,21 +71,21 @@ pub struct Purger {
 impl Purger {
     /// Starts a purger with the default settings.
     #[must_use]
-    pub fn start(store: PostgresStore) -> Self {
+    pub fn start(store: Arc<dyn Purge>) -> Self {
         Self::start_with(store, PurgerSettings::new())
     }
 
     /// Starts a purger with `settings`.
     #[must_use]
-    pub fn start_with(store: PostgresStore, settings: PurgerSettings) -> Self {
+    pub fn start_with(store: Arc<dyn Purge>, settings: PurgerSettings) -> Self {
         let (stop, mut stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             let (mut pause, mut batch) = (settings.shortest_pause, settings.batch);
             loop {
-                let (store, settings) = (store.clone(), settings.clone());
+                let (store, settings) = (Arc::clone(&store), settings.clone());
                 let longer = (pause * 2).min(settings.longest_pause);
                 // In a separate task, because a batch may panic, for example in the application's tracing subscriber.
-                let working = tokio::spawn(async move { work(&store, &settings, batch, pause).await });
+                let working = tokio::spawn(async move { work(&*store, &settings, batch, pause).await });
                 (pause, batch) = working.await.unwrap_or((longer, batch));
                 tokio::select! {
                     () = sleep(jittered(pause)) => {}
@@ -109,14 +109,14 @@ impl Purger {
 
 /// Removes at most `batch` records, and returns the pause after it and the next batch. `last` was the pause before it.
 async fn work(
-    store: &PostgresStore,
+    store: &dyn Purge,
     settings: &PurgerSettings,
     batch: NonZeroU32,
     last: Duration,
 ) -> (Duration, NonZeroU32) {
     let longer = (last * 2).min(settings.longest_pause);
     let started = Instant::now();
-    match purge(store, batch).await {
+    match store.maintain(batch).await {
         Ok(0) => (longer, settings.batch),
         Ok(purged) if purged == batch.get() => {
             (started.elapsed().max(settings.shortest_pause), batch.saturating_mul(TWO).min(settings.batch))
@@ -136,14 +136,6 @@ const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 /// Half of a batch, at least one record.
 fn half(batch: NonZeroU32) -> NonZeroU32 {
     NonZeroU32::new(batch.get() / 2).unwrap_or(NonZeroU32::MIN)
-}
-
-/// Removes expired records. If records are partitioned, drops past partitions, too. Returns how many single records it removed.
-async fn purge(store: &PostgresStore, batch: NonZeroU32) -> Result<u32, StoreError> {
-    match store.maintain_partitions(batch).await? {
-        Some(removed) => Ok(removed),
-        None => store.purge(batch).await,
-    }
 }
 
 /// Half to all of `pause`, at random (jitter), so that replicas that started together do not run in step.
