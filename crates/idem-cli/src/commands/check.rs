@@ -70,7 +70,6 @@ fn unless_away(error: Box<dyn Error>) -> Result<String, Box<dyn Error>> {
 fn is_away(error: &(dyn Error + 'static)) -> bool {
     let of_store = |error: &StoreError| match error.kind() {
         StoreErrorKind::Timeout | StoreErrorKind::Busy => true,
-        // A database that refuses something has answered.
         StoreErrorKind::Unavailable => !is_refusal(error),
         _ => false,
     };
@@ -81,13 +80,17 @@ fn is_away(error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// Whether the server of a database has answered, for example that a privilege is missing.
+/// Whether a database has answered that a privilege or a table is missing, or that it takes no writes: an open store takes that for a
+/// state that may pass.
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 fn is_refusal(error: &StoreError) -> bool {
-    #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
-    if let Some(error) = error.source().and_then(|source| source.downcast_ref::<sqlx::Error>()) {
-        return error.as_database_error().is_some();
-    }
-    let _ = error;
+    let of_server = error.source().and_then(|source| source.downcast_ref::<sqlx::Error>()?.as_database_error()?.code());
+    // SQLSTATE, class 42 and two more.
+    of_server.is_some_and(|code| code.starts_with("42") || matches!(&*code, "3F000" | "25006"))
+}
+
+#[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
+fn is_refusal(_: &StoreError) -> bool {
     false
 }
 
