@@ -79,6 +79,9 @@ impl Broker {
     }
 }
 
+/// After this time a broker that is killed knows its queue again: it keeps new definitions in memory for up to two seconds.
+const DEFINED_FOR_SURE: Duration = Duration::from_secs(3);
+
 /// Waits until so many effects are there.
 async fn effects(place: &Place, count: usize) {
     let reached = async {
@@ -93,6 +96,7 @@ async fn effects(place: &Place, count: usize) {
 async fn each_message_takes_effect_once_across_crashes_of_the_broker() {
     for kind in KINDS {
         let mut broker = Broker::start(kind).await;
+        sleep(DEFINED_FOR_SURE).await;
         let place = Place::new(Kind::Sqlite).await;
         for number in 0..100 {
             for _ in 0..2 {
