@@ -177,7 +177,7 @@ async fn instructions(service: Service<'_>, observed: Observed) -> Result<f64, E
 async fn collected(service: Service<'_>, observed: Observed, requests: u64) -> Result<f64, Error> {
     let valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"];
     let mut command = service.command(&valgrind, observed)?;
-    // By one thread the count is the same in each run: how often others look for work is not.
+    // With more threads the count scatters more, because they look for work now more and now less often.
     command.env("TOKIO_WORKER_THREADS", "1");
     let Server { process, port } = Server::of({
         command.stderr(Stdio::piped());

@@ -46,7 +46,8 @@ impl SqliteConfig {
     /// Uses the application's connection pool for handlers' transactions, with its `after_connect`, lifetimes and metrics.
     ///
     /// The store opens further connections to the same file, with the pool's options: one that writes records, and some that
-    /// read. So settlements never wait for a connection of the pool, and neither do repeats once the operation has begun. The file is in write-ahead mode from then on.
+    /// read. So settlements never wait for a connection of the pool, and neither do repeats once the operation has begun. The file
+    /// is in write-ahead mode from then on.
     /// Opening fails if the pool's connections set another `journal_mode` or cannot write. For a handler's writes the pool's
     /// `busy_timeout` holds.
     ///

@@ -74,7 +74,7 @@ impl Idempotency {
             };
             let request = engine.shared.acquire_request(&operation);
             // Inside the caller's span. It is entered for each poll, because an instrumented future would be larger. Not at `info`:
-            // a log in JSON spends a twentieth of the instructions of a payment on it.
+            // a log in JSON spends 4 % of the instructions of a payment on it.
             let span = tracing::debug_span!(
                 target: SPAN_TARGET,
                 "idempotent_operation",
