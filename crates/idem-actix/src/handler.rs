@@ -17,6 +17,7 @@ use idem_http::{
     never_began,
 };
 use tokio::sync::oneshot;
+use tracing::{Instrument as _, Span};
 
 use crate::convert::{Data, Fields, respond, sendable};
 use crate::failure::Failure;
@@ -45,11 +46,11 @@ where
     I: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
     B: MessageBody + 'static,
 {
-    let (start, started) = oneshot::channel::<Context>();
+    let (start, started) = oneshot::channel::<(Context, Span)>();
     let (end, ended) = oneshot::channel();
     let policy = Arc::clone(policy);
     let task = rt::spawn(async move {
-        let Ok(context) = started.await else {
+        let Ok((context, span)) = started.await else {
             return Handled::Answered(request.into_parts().0, None);
         };
         // The engine has checked the lease on its own thread, but this worker may have been busy since then.
@@ -60,10 +61,14 @@ where
         }
         let is_protected = context.is_protected();
         request.extensions_mut().insert::<Context>(context);
-        let answered = inner.call(request).await;
-        // The handler has read the body.
-        drop(reservation);
-        let (handled, conclusion) = conclude(&policy, stated, is_protected, answered).await;
+        let answering = async {
+            let answered = inner.call(request).await;
+            // The handler has read the body.
+            drop(reservation);
+            conclude(&policy, stated, is_protected, answered).await
+        };
+        // A task has no span of its own.
+        let (handled, conclusion) = answering.instrument(span).await;
         // If the engine is gone, it settles nothing, and does not log.
         if let Err(Err(error)) = end.send(conclusion) {
             tracing::warn!(error = &error as &dyn std::error::Error, "a response counts as a failure of its handler");
@@ -72,7 +77,7 @@ where
     });
     let run = move |context| -> Running {
         Box::pin(async move {
-            if start.send(context).is_err() {
+            if start.send((context, Span::current())).is_err() {
                 // The worker ended before the handler began.
                 return Ok(never_began(()));
             }

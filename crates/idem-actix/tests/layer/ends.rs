@@ -9,10 +9,12 @@ use actix_web::test::init_service;
 use actix_web::{App, Error, HttpResponse, error, rt, web};
 use futures_util::{TryFutureExt, stream};
 use idem_actix::{Idempotency, IdempotencyLayer, ProblemKind, ResponseDirectives, Settings};
+use idem_log::Log;
 use idem_testkit::{Fault, FaultyStore, Verb};
 use tokio::runtime;
 use tokio::sync::Semaphore;
 use tokio::task::LocalSet;
+use tracing::Instrument as _;
 
 use crate::support::{Runs, at_most_once, counted, memory, post, post_and_wait, send};
 
@@ -32,6 +34,23 @@ fn panicking(runs: &Runs) -> impl AsyncHandler {
 /// A handler of actix that takes nothing.
 trait AsyncHandler: actix_web::Handler<(), Output = HttpResponse> {}
 impl<H: actix_web::Handler<(), Output = HttpResponse>> AsyncHandler for H {}
+
+#[actix_web::test]
+async fn the_lines_of_a_handler_have_the_span_of_its_operation_inside_that_of_the_request() {
+    let log = Log::of_process();
+    let handler = async || {
+        tokio::task::yield_now().await;
+        tracing::info!(target: "idem_test", "the handler runs");
+        HttpResponse::Ok()
+    };
+    let app = App::new().route("/logged", web::post().to(handler)).wrap(at_most_once()).wrap_fn(|request, inner| {
+        inner.call(request).instrument(tracing::info_span!(target: "idem_test", "request", path = "logged"))
+    });
+    let app = init_service(app).await;
+    assert_eq!(send(&app, post("/logged", "k")).await.status, 200);
+    let spans = "request{path=\"logged\"}:idempotent_operation{operation=\"POST /logged\" record=";
+    assert_eq!(log.lines(&[spans, "the handler runs"]).len(), 1);
+}
 
 #[actix_web::test]
 async fn an_error_of_a_middleware_inside_is_settled_by_its_status() {

@@ -198,7 +198,16 @@ impl Shared {
         };
         let original = original_trace.map(tracing::field::display);
         let contract = self.contract();
-        tracing::debug!(outcome = kind.name(), ?contract, attempt, ?durations, original_trace = original, "decided");
+        tracing::debug!(
+            operation = subject.scope.operation(),
+            record = %subject.id,
+            outcome = kind.name(),
+            ?contract,
+            attempt,
+            ?durations,
+            original_trace = original,
+            "decided"
+        );
         let event = self.event(kind, &subject.scope, Some(&subject.id), attempt);
         self.tell(&Event { durations, trace: subject.trace, original_trace, ..event });
     }

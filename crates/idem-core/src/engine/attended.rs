@@ -14,7 +14,7 @@ use super::Idempotency;
 /// A run that its caller drives by awaiting this. If it is dropped before the end, the rest goes on in a new task.
 pub(super) struct Attended {
     engine: Idempotency,
-    /// Of the operation.
+    /// Of the caller. The caller enters it itself; a new task does not.
     span: Span,
     /// `None` after its end.
     run: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -33,7 +33,7 @@ impl Future for Attended {
         let this = &mut *self;
         let Some(mut run) = this.run.take() else { return Poll::Ready(()) };
         // Its timers and its renewals belong to the runtime on which it may go on.
-        let _entered = (this.engine.runtime.as_ref().map(Handle::enter), this.span.enter());
+        let _entered = this.engine.runtime.as_ref().map(Handle::enter);
         match catch_unwind(AssertUnwindSafe(|| run.as_mut().poll(context))) {
             Ok(Poll::Pending) => {
                 this.run = Some(run);

@@ -34,9 +34,6 @@ enum AtOnce<T> {
     Panicked,
 }
 
-/// The target of the spans of operations, apart from that of events, so that either can be switched on alone.
-const SPAN_TARGET: &str = "idem_core::operation";
-
 impl Idempotency {
     /// Runs `run` unless it ran before, and settles its conclusion before it answers.
     ///
@@ -73,33 +70,27 @@ impl Idempotency {
                 return engine.shared.refuse(&operation.scope, engine.shared.overloaded());
             };
             let request = engine.shared.acquire_request(&operation);
-            // Inside the caller's span. It is entered for each poll, because an instrumented future would be larger. Not at `info`:
-            // a log in JSON spends 4 % of the instructions of a payment on it.
-            let span = tracing::debug_span!(
-                target: SPAN_TARGET,
-                "idempotent_operation",
-                operation = operation.scope.operation(),
-                record = %request.id
-            );
+            // A task that drives the operation has it too.
+            let callers = Span::current();
             let (reply, replied) = Reply::new(Arc::clone(&engine.shared), Subject::of(&request));
             let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
             let mut asking =
                 Box::pin(ask(Arc::clone(&engine.shared), request, operation.by_other_algorithms, wait, reply, permit));
-            match engine.poll_once(asking.as_mut(), &span).await {
+            match engine.poll_once(asking.as_mut()).await {
                 AtOnce::Answered(answer) => return answer,
                 AtOnce::Granted(granted) => {
                     // Done, and large.
                     drop(asking);
                     let carried_out = granted.carry_out(run, on_panic);
                     if engine.attended {
-                        Attended::new(engine, carried_out, span).await;
+                        Attended::new(engine, carried_out, callers).await;
                     } else {
-                        engine.spawn(carried_out, span);
+                        engine.spawn(carried_out, callers);
                     }
                 }
                 AtOnce::Asking => {
                     let driven = ask_and_carry_out(engine.clone(), asking, run, on_panic);
-                    engine.spawn(driven, span);
+                    engine.spawn(driven, callers);
                 }
                 AtOnce::Panicked => return Err(ExecuteError::Interrupted),
             }
@@ -109,10 +100,10 @@ impl Idempotency {
 
     /// Polls an acquire once, on the caller's thread. If the store answers at once, as the in-memory store does, a
     /// repeat needs no task: its caller cannot go away in between.
-    async fn poll_once<T>(&self, mut asking: Pin<&mut impl Future<Output = Asked<T>>>, span: &Span) -> AtOnce<T> {
+    async fn poll_once<T>(&self, mut asking: Pin<&mut impl Future<Output = Asked<T>>>) -> AtOnce<T> {
         poll_fn(|context: &mut task::Context<'_>| {
             // Its timers belong to the runtime on which it may go on.
-            let _entered = (self.runtime.as_ref().map(Handle::enter), span.enter());
+            let _entered = self.runtime.as_ref().map(Handle::enter);
             let poll = || asking.as_mut().poll(context).map(|asked| asked.next(&self.shared));
             // As in a task, a panic of a store ends the operation and not its caller.
             Poll::Ready(match catch_unwind(AssertUnwindSafe(poll)) {
@@ -125,7 +116,7 @@ impl Idempotency {
         .await
     }
 
-    /// Spawns a task in the span of its operation.
+    /// Spawns a task in the span of its caller.
     pub(super) fn spawn(&self, driven: impl Future<Output = ()> + Send + 'static, span: Span) {
         let driven = driven.instrument(span);
         match &self.runtime {

@@ -26,9 +26,9 @@
 //! away (see [`default_runtime`](Idempotency::default_runtime)). So a caller that disconnects does not cancel the
 //! operation, and its retry gets the replay.
 //!
-//! Each operation has a tracing span, `idempotent_operation`, inside its caller's, with the operation and the id of the record. It is of
-//! the level `debug` and the target `idem_core::operation`, because a log in JSON spends 4 % of the instructions of a payment on it.
-//! Warnings and errors name the record without it.
+//! What the application runs, the operation or the probe before it, has a tracing span inside the caller's: `idempotent_operation`, with
+//! the operation and the id of the record. It is of the level `debug` and the target `idem_core::operation`. Warnings, errors and the
+//! event `decided` name the record themselves. The verbs of the store run in the caller's span.
 
 mod admit;
 mod answer;

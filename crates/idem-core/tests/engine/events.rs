@@ -111,11 +111,11 @@ async fn each_decision_is_logged_with_its_operation() {
         assert!(line.contains(&format!("outcome=\"{outcome}\"")), "{line}");
     }
     assert_eq!(decided.len(), 4, "{decided:?}");
-    let spans = log.lines(&["decided", "idempotent_operation{operation=\"logged\" record="]);
-    assert_eq!(spans.len(), 2, "two came as far as an operation: {spans:?}");
+    let record = engine.acquire_for(&logged()).id;
+    let named = log.lines(&["decided", &format!("record={record}")]);
+    assert_eq!(named.len(), 2, "two came as far as an operation: {named:?}");
 }
 
-/// A log of warnings does not have the span of the operation.
 #[tokio::test(start_paused = true)]
 async fn each_warning_names_the_record() {
     let (world, log) = (World::new(), Log::of_process());
@@ -137,10 +137,11 @@ async fn each_warning_names_the_record() {
         ("warned: panic", "an idempotent operation panicked"),
     ] {
         let record = engine.acquire_for(&named(operation)).id;
-        let lines = log.lines(&[&format!("operation=\"{operation}\""), warned]);
-        assert!(!lines.is_empty(), "{operation}");
-        let (_, fields) = lines[0].split_once(warned).unwrap();
-        assert!(fields.contains(&format!("record={record}")), "{}", lines[0]);
+        let named = log.lines(&[warned]).iter().filter_map(|line| line.split_once(warned)).any(|(_, fields)| {
+            // Apart from the span, which a log of warnings does not have.
+            fields.contains(&format!("record={record}"))
+        });
+        assert!(named, "{operation}");
     }
 }
 

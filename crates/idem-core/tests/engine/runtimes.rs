@@ -117,7 +117,7 @@ fn current_span() -> (&'static str, Option<Id>) {
 }
 
 #[tokio::test]
-async fn an_operation_has_a_span_inside_its_callers_from_its_first_poll_to_its_last() {
+async fn a_run_has_a_span_inside_its_callers_from_its_first_poll_to_its_last() {
     Log::of_process();
     let span = tracing::info_span!("request");
     let home = runtime::Handle::current();
@@ -132,6 +132,27 @@ async fn an_operation_has_a_span_inside_its_callers_from_its_first_poll_to_its_l
         };
         let answer = engine.execute(operation(), run, panicked).instrument(span.clone()).await;
         assert!(matches!(answer, Ok(Answer::Ran { value: "ran", .. })), "{answer:?}");
+    }
+}
+
+/// sqlx enters the current span at each message of the server.
+#[tokio::test(start_paused = true)]
+async fn verbs_of_the_store_have_the_span_of_the_caller_wherever_they_are_driven() {
+    let log = Log::of_process();
+    for is_attended in [false, true] {
+        let world = World::new();
+        let mut engine = world.at_most_once();
+        if is_attended {
+            engine = engine.default_runtime(runtime::Handle::current());
+        }
+        for verb in [Verb::Acquire, Verb::Settle] {
+            world.store.next(verb, Fault::ErrorBefore);
+        }
+        let span = tracing::info_span!(target: "idem_test", "caller_of_verbs", is_attended);
+        assert_ran(&world.run(&engine, Duration::ZERO, done()).instrument(span).await);
+        let failed = log.lines(&["could not answer", &format!("caller_of_verbs{{is_attended={is_attended}}}")]);
+        assert_eq!(failed.len(), 2, "{failed:?}");
+        assert!(failed.iter().all(|line| !line.contains("idempotent_operation")), "{failed:?}");
     }
 }
 
