@@ -76,6 +76,21 @@ impl Tables {
         sql.bytes(id.as_bytes()).push(lock).push(";SELECT ").push(NOW);
     }
 
+    /// The statement that reads these records with their ids, in any order; none without ids. `end` ends it, and may lock the rows.
+    pub(crate) fn read_all<'a>(&self, sql: &mut Sql, ids: impl Iterator<Item = &'a RecordId>, end: &str) {
+        let mut is_first = true;
+        for id in ids {
+            if is_first {
+                sql.push("SELECT ").push(&self.columns).push(",id FROM ").push(&self.records).push(" WHERE id IN (");
+            }
+            sql.push(if is_first { "" } else { "," }).bytes(id.as_bytes());
+            is_first = false;
+        }
+        if !is_first {
+            sql.push(")").push(end);
+        }
+    }
+
     /// The statements by which COMMIT confirms that a row, locked before, is on the disk. They leave it as it is.
     ///
     /// InnoDB frees the locks of a transaction, and shows its rows to others, before it syncs the commit. If the server or its
@@ -128,11 +143,13 @@ impl Found {
             // An acquire makes a new record in the place of an expired one, whose principal may be erased.
             (Some(_), Some(next)) if machine::current(before, self.now).is_none() => {
                 row::delete(&mut sql, &tables.records, id);
-                row::insert(&mut sql, &tables.records, id, origin.ok_or_else(misanswered)?, next);
+                row::insert(&mut sql, &tables.records, [(id, origin.ok_or_else(misanswered)?, next)]);
             }
             (Some(before), Some(next)) => row::update(&mut sql, &tables.records, id, before, next),
             // Only an acquire creates a record, and it has the origin.
-            (None, Some(next)) => row::insert(&mut sql, &tables.records, id, origin.ok_or_else(misanswered)?, next),
+            (None, Some(next)) => {
+                row::insert(&mut sql, &tables.records, [(id, origin.ok_or_else(misanswered)?, next)]);
+            }
             // It is left to the purge. A settlement under a lease that is over must find nothing to write.
             (Some(before), None) if machine::current(Some(before), self.now).is_none() => return Ok((None, outcome)),
             (Some(_), None) => row::delete(&mut sql, &tables.records, id),
@@ -335,7 +352,7 @@ impl Records {
 }
 
 /// Whether the command was done, now or by an earlier try.
-fn is_done(outcome: &Outcome) -> bool {
+pub(crate) fn is_done(outcome: &Outcome) -> bool {
     matches!(
         outcome,
         Outcome::Acquire(AcquireOutcome::Acquired(_))

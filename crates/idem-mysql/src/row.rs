@@ -61,19 +61,27 @@ pub(crate) fn summary_columns() -> String {
 /// What [`origin`] reads.
 pub(crate) const ORIGIN_COLUMNS: &str = "CAST(namespace AS BINARY),CAST(principal AS BINARY),CAST(operation AS BINARY)";
 
-/// Writes the statement that inserts a new record into `table`.
-pub(crate) fn insert(sql: &mut Sql, table: &str, id: &RecordId, origin: &Origin, record: &Record) {
+/// Writes the statement that inserts new records, at least one, into `table`.
+pub(crate) fn insert<'a>(
+    sql: &mut Sql,
+    table: &str,
+    records: impl IntoIterator<Item = (&'a RecordId, &'a Origin, &'a Record)>,
+) {
     sql.push("INSERT INTO ").push(table).push(" (").push(&CHANGING.join(","));
-    sql.push(",id,namespace,principal,operation) VALUES (");
-    for (at, value) in values(record).iter().enumerate() {
-        sql.push(if at == 0 { "" } else { "," });
-        value.write(sql);
+    sql.push(",id,namespace,principal,operation) VALUES ");
+    for (row, (id, origin, record)) in records.into_iter().enumerate() {
+        sql.push(if row == 0 { "(" } else { ",(" });
+        for value in values(record) {
+            value.write(sql);
+            sql.push(",");
+        }
+        sql.bytes(id.as_bytes()).push(",").text(&origin.namespace).push(",");
+        sql.optional(origin.scope.principal(), |sql, principal| {
+            sql.text(principal);
+        });
+        sql.push(",").text(origin.scope.operation()).push(")");
     }
-    sql.push(",").bytes(id.as_bytes()).push(",").text(&origin.namespace).push(",");
-    sql.optional(origin.scope.principal(), |sql, principal| {
-        sql.text(principal);
-    });
-    sql.push(",").text(origin.scope.operation()).push(");");
+    sql.push(";");
 }
 
 /// Writes the statement that updates a record. Columns that have not changed are not sent, as a body may be large.
@@ -160,10 +168,16 @@ pub(crate) fn read(row: &MySqlRow) -> Result<Record, StoreError> {
     Record::try_from(flat(row).map_err(unreadable)?).map_err(unreadable)
 }
 
+/// Reads the id of a record.
+pub(crate) fn id(row: &MySqlRow) -> Result<RecordId, sqlx::Error> {
+    let id: Vec<u8> = row.try_get(ID)?;
+    let id = id.try_into().map_err(|_| sqlx::Error::Decode("an id has another length".into()))?;
+    Ok(RecordId::from_bytes(id))
+}
+
 /// Reads the id of a record and what there is to say about it. The error of a record that cannot be read comes with its id.
 pub(crate) fn summary(row: &MySqlRow) -> Result<(RecordId, Result<RecordSummary, StoreError>), sqlx::Error> {
-    let id: Vec<u8> = row.try_get(ID)?;
-    let id = RecordId::from_bytes(id.try_into().map_err(|_| sqlx::Error::Decode("an id has another length".into()))?);
+    let id = id(row)?;
     let summary = || {
         let record = read(row)?;
         let body_bytes: Option<i64> = row.try_get(BODY_BYTES).map_err(unreadable)?;

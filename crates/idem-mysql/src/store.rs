@@ -17,12 +17,13 @@ use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, MySqlConnection, MySqlPool, Row as _};
 use tokio::time::{Instant, timeout};
 
+use crate::batch::{Batched, Batcher, Verb};
 use crate::config::{MySqlConfig, Source};
 use crate::error::{opening_error, store_error, unreadable};
 use crate::handler_session::HandlerSession;
 use crate::migrate::{migrate, place};
 use crate::permits::TransactionPermits;
-use crate::records::{Found, Look, Records, Tables, misanswered};
+use crate::records::{Found, Look, Records, Tables, misanswered, owner_outcome};
 use crate::server::{
     DurabilityReport, MySqlHealth, OTHER_ENGINES, SESSION_SETTINGS, SETTINGS, SelfTestReport, Settings,
 };
@@ -37,6 +38,7 @@ use crate::transaction::MySqlTransaction;
 #[derive(Clone)]
 pub struct MySqlStore {
     records: Records,
+    batcher: Batcher,
     handlers: MySqlPool,
     permits: TransactionPermits,
     transaction_wait: Duration,
@@ -86,8 +88,10 @@ impl MySqlStore {
         };
         let verbs = pool(options.clone(), Use::Verbs, config.verb_connections.get(), VERB_TIMEOUT);
         let tables = Arc::new(Tables::new(database, &settings));
+        let records = Records { pool: verbs, tables, offset: config.offset };
         Ok(Self {
-            records: Records { pool: verbs, tables, offset: config.offset },
+            batcher: Batcher::new(records.clone()),
+            records,
             handlers,
             permits: TransactionPermits::new(config.max_transactions, config.transaction_wait),
             transaction_wait: config.transaction_wait,
@@ -214,6 +218,30 @@ impl MySqlStore {
         self.records.act_within(&self.identity, connection, lease, OwnerAction::Checkpoint(checkpoint)).await
     }
 
+    /// Runs a verb in a batch, or alone if that does not do it.
+    async fn own(&self, lease: &Lease, verb: Verb) -> Result<OwnerOutcome, StoreError> {
+        match self.batched(lease.id, verb.clone()).await? {
+            Batched::Done(outcome) => owner_outcome(outcome),
+            Batched::Alone { may_be_done } => {
+                let done = self.records.transition(&lease.id, None, verb.command()).await;
+                owner_outcome(done.map_err(|error| if may_be_done { error.indeterminate() } else { error })?)
+            }
+        }
+    }
+
+    /// The same for an acquire. `Alone` if it needs its own transaction.
+    async fn acquire_batched(&self, request: &Acquire) -> Result<Result<AcquireOutcome, bool>, StoreError> {
+        match self.batched(request.id, Verb::Acquire(request.clone())).await? {
+            Batched::Done(Outcome::Acquire(outcome)) => Ok(Ok(outcome)),
+            Batched::Done(Outcome::Owner(_) | Outcome::Resolve(_) | Outcome::Erase(_)) => Err(misanswered()),
+            Batched::Alone { may_be_done } => Ok(Err(may_be_done)),
+        }
+    }
+
+    async fn batched(&self, id: RecordId, verb: Verb) -> Result<Batched, StoreError> {
+        answered(VERB_TIMEOUT, self.batcher.run(id, verb)).await
+    }
+
     /// The record. A settled one is confirmed to be on the disk, because the caller may acknowledge or copy it.
     async fn confirmed(&self, id: &RecordId) -> Result<Found, StoreError> {
         let found = self.records.read(id).await?;
@@ -261,20 +289,27 @@ impl LeaseRenewer for Renewer {
 #[async_trait]
 impl IdempotencyStore for MySqlStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        let has_other_run = match self.records.look(request).await? {
-            Look::Answered(outcome) => return Ok(outcome),
-            Look::Open { has_other_run } => has_other_run,
+        let may_be_done = match self.acquire_batched(request).await? {
+            Ok(outcome) => return Ok(outcome),
+            Err(may_be_done) => may_be_done,
         };
-        let acquired = self.records.acquire(request).await;
-        if has_other_run { acquired.map_err(StoreError::with_existing_record) } else { acquired }
+        let alone = async {
+            let has_other_run = match self.records.look(request).await? {
+                Look::Answered(outcome) => return Ok(outcome),
+                Look::Open { has_other_run } => has_other_run,
+            };
+            let acquired = self.records.acquire(request).await;
+            if has_other_run { acquired.map_err(StoreError::with_existing_record) } else { acquired }
+        };
+        alone.await.map_err(|error| if may_be_done { error.indeterminate() } else { error })
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
-        self.records.act(&lease.id, lease.owner, OwnerAction::Renew(term)).await
+        self.own(lease, Verb::Renew(lease.owner, term)).await
     }
 
     async fn checkpoint(&self, lease: &Lease, checkpoint: &Checkpoint) -> Result<OwnerOutcome, StoreError> {
-        self.records.act(&lease.id, lease.owner, OwnerAction::Checkpoint(checkpoint)).await
+        self.own(lease, Verb::Checkpoint(lease.owner, checkpoint.clone())).await
     }
 
     async fn settle(
@@ -283,7 +318,7 @@ impl IdempotencyStore for MySqlStore {
         settlement: &Settlement,
         retention: Duration,
     ) -> Result<OwnerOutcome, StoreError> {
-        self.records.act(&lease.id, lease.owner, OwnerAction::Settle(settlement, retention)).await
+        self.own(lease, Verb::Settle(lease.owner, settlement.clone(), retention)).await
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
@@ -407,7 +442,14 @@ impl TransactionalStore for MySqlStore {
         let (permit, deadline) = self.permits.enter()?.permit().await?;
         // The in-progress mark commits separately, under a lease: a repeat reads it and is answered at once. If it were part
         // of the handler's transaction, the repeat would wait for its row lock.
-        let lease = match self.records.acquire(request).await? {
+        let acquired = match self.acquire_batched(request).await? {
+            Ok(outcome) => outcome,
+            Err(may_be_done) => {
+                let acquired = self.records.acquire(request).await;
+                acquired.map_err(|error| if may_be_done { error.indeterminate() } else { error })?
+            }
+        };
+        let lease = match acquired {
             AcquireOutcome::Acquired(lease) => lease,
             outcome => return Ok(Begin::Answered(outcome)),
         };
