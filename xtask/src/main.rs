@@ -13,6 +13,7 @@ mod gates;
 mod images;
 mod model;
 mod planted;
+mod python;
 mod schemathesis;
 mod servers;
 mod test;
@@ -34,6 +35,8 @@ enum Task {
     TestMessaging,
     /// Runs the tests of the store on MariaDB, after it has installed MariaDB if this machine lacks it.
     TestMysql,
+    /// Runs the tests of the store in DynamoDB on two emulators, which it installs into the target folder (needs python3).
+    TestDynamodb,
     /// Opens the example's page in a headless Chromium, and renders the diagrams of the pages (needs python3).
     TestBrowser,
     /// Runs the tests of `examples/drivers`, which kill programs with other database drivers at every message.
@@ -122,6 +125,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
         Task::TestJobs => test::jobs()?,
         Task::TestMessaging => test::messaging()?,
         Task::TestMysql => test::mysql()?,
+        Task::TestDynamodb => test::dynamodb()?,
         Task::TestBrowser => browser::run()?,
         Task::TestDrivers => test::drivers()?,
         Task::TestClient => test::client()?,

@@ -2,13 +2,14 @@
 
 use std::error::Error;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use clap::ValueEnum;
 use tempfile::TempDir;
 
-use crate::command::{self, cargo, is_installed, workspace};
+use crate::command::{self, cargo, workspace};
+use crate::python;
 
 /// The pinned version: this one is known to find nothing, and another one may find more.
 const VERSION: &str = "4.32.5";
@@ -44,7 +45,7 @@ impl Framework {
 
 /// Runs schemathesis against the example with each framework, even if one fails.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let program = install()?;
+    let program = python::install("schemathesis", VERSION, "schemathesis")?;
     command::run(&mut cargo(&["build", "--quiet", "-p", "payments"]))?;
     let chosen = options.framework.as_ref().map_or(Framework::value_variants(), std::slice::from_ref);
     let results: Vec<_> =
@@ -78,27 +79,6 @@ fn check(program: &Path, framework: Framework, options: &Options) -> Result<(), 
         return Err(format!("payments has ended in the middle: {status}").into());
     }
     checked
-}
-
-/// Installs the program into a Python environment among cargo's build artifacts, unless it is there.
-fn install() -> Result<PathBuf, Box<dyn Error>> {
-    let folder = std::env::current_exe()?.with_file_name(format!("schemathesis-{VERSION}"));
-    let program = folder.join("bin/schemathesis");
-    // An environment whose Python has been replaced has the file, but does not run it.
-    if command::output_of(Command::new(&program).arg("--version")).is_ok() {
-        return Ok(program);
-    }
-    if !is_installed("python3") {
-        return Err(
-            "python3 is missing, by which schemathesis runs; install it (3.10 or newer) and run this again".into()
-        );
-    }
-    let made = command::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder));
-    made.map_err(|error| format!("{error}; Debian has what this needs in the package python3-venv"))?;
-    let mut pip = Command::new(folder.join("bin/pip"));
-    pip.args(["install", "--quiet", "--disable-pip-version-check", &format!("schemathesis=={VERSION}")]);
-    command::run(&mut pip)?;
-    Ok(program)
 }
 
 /// The example with its own databases; killed when dropped.

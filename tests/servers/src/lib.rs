@@ -1,6 +1,6 @@
 //! Real servers for tests. Private servers are [`Postgres`], [`PgBouncer`], [`PostgresPair`] (a primary with a standby),
 //! [`Redis`], [`RedisSentinel`] (a group with Sentinels), [`RedisCluster`],
-//! [`MariaDb`], [`Nats`], [`RabbitMq`] and [`Prometheus`].
+//! [`MariaDb`], [`DynamoDb`] (emulators), [`Nats`], [`RabbitMq`] and [`Prometheus`].
 //!
 //! Each server has its own folder and port, and both are gone when its value is dropped. It does not outlive the process that
 //! started it, however that process ends: a small shell waits for the end of a pipe that only this process holds.
@@ -22,6 +22,7 @@ mod account;
 mod broker;
 mod clock;
 mod container;
+mod dynamodb;
 mod error;
 mod keeper;
 mod mariadb;
@@ -39,6 +40,7 @@ pub mod setup;
 mod upstream;
 
 pub use clock::Clock;
+pub use dynamodb::DynamoDb;
 pub use error::Error;
 pub use mariadb::MariaDb;
 pub use nats::Nats;

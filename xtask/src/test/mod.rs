@@ -1,5 +1,5 @@
 //! `cargo xtask test`: the tests of the core, the stores and HTTP. `test-jobs`: those of jobs. `test-messaging`: those of
-//! messages. `test-mysql`: those of the store on MariaDB.
+//! messages. `test-mysql`: those of the store on MariaDB. `test-dynamodb`: those of the store in DynamoDB.
 
 mod runner;
 
@@ -9,6 +9,7 @@ use self::runner::Job;
 use crate::checks;
 use crate::command::{self, cargo, is_installed};
 use crate::executables::Executable;
+use crate::python;
 use crate::servers::Servers;
 
 /// Programs that tests start, with their Debian packages.
@@ -30,14 +31,32 @@ const DRIVERS: &str = "drivers";
 /// These tests need a browser, so they have a separate command.
 const BROWSER: &str = "idem-browser";
 
+/// This package builds the client of a cloud service, so it has a separate command.
+const DYNAMODB: &str = "idem-dynamodb";
+
+/// Emulators of that service: a package of Python with its version, and a crate.
+const MOTO: [&str; 3] = ["moto[dynamodb,server]", "5.1.22", "moto_server"];
+const DYNOXIDE: [&str; 2] = ["dynoxide-rs", "3.2.0"];
+
 /// The tests of these packages have separate commands, which build nothing that `cargo xtask test` has not built.
 const JOBS: [&str; 2] = ["idem-jobs", "reports"];
 const MESSAGING: [&str; 3] = ["idem-inbox", "idem-outbox", "consumer"];
 const MYSQL: [&str; 1] = ["idem-mysql"];
 
 /// The arguments that select what to build and run.
-const ALL: [&str; 9] =
-    ["test", "--workspace", "--all-features", "--exclude", COMPILE_FAIL, "--exclude", DRIVERS, "--exclude", BROWSER];
+const ALL: [&str; 11] = [
+    "test",
+    "--workspace",
+    "--all-features",
+    "--exclude",
+    COMPILE_FAIL,
+    "--exclude",
+    DRIVERS,
+    "--exclude",
+    BROWSER,
+    "--exclude",
+    DYNAMODB,
+];
 
 /// The slowest tests, slowest first. They start first, because a slow test that starts last would run alone at the end.
 const LONG: [(&str, &str); 4] =
@@ -92,6 +111,26 @@ pub(crate) fn mysql() -> Result<(), Box<dyn Error>> {
         vec![part_of("payments", "http", &["mariadb"])?, part_of("idem-cli", "command", &["mariadb::", "--ignored"])?];
     jobs.extend(executables.iter().filter(|executable| is_of(executable, &MYSQL)).map(Job::of));
     runner::run(jobs)
+}
+
+/// Runs the tests of the store in DynamoDB. They start emulators, which are installed first.
+pub(crate) fn dynamodb() -> Result<(), Box<dyn Error>> {
+    let [package, version, program] = MOTO;
+    let moto = python::install(package, version, program)?;
+    let [name, version] = DYNOXIDE;
+    let dynoxide = moto.with_file_name("dynoxide");
+    if !dynoxide.exists() {
+        let folder = moto.ancestors().nth(2).ok_or("the emulator has no folder")?;
+        // Without what else it can be: a server for agents, and an importer.
+        let mut install = cargo(&["install", "--locked", name, "--version", version, "--no-default-features"]);
+        install.args(["--features", "native-sqlite,http-server,cli", "--root"]).arg(folder);
+        // Its build flags are its own.
+        command::run(install.env_remove("RUSTFLAGS"))?;
+    }
+    let folder = moto.parent().ok_or("the emulator has no folder")?;
+    let old = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(std::iter::once(folder.to_owned()).chain(std::env::split_paths(&old)))?;
+    command::run(cargo(&["test", "-p", DYNAMODB]).env("PATH", path))
 }
 
 /// Installs the brokers that this machine lacks, or fails with installation advice.

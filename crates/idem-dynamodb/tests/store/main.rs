@@ -1,0 +1,9 @@
+//! The store on two emulators. One executable, so that its tests share them.
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
+
+mod conformance;
+mod leases;
+mod opening;
+mod parts;
+mod settling;
+mod support;
