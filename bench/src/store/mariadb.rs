@@ -42,9 +42,11 @@ pub(crate) async fn run(server: &MariaDb, pace: Pace, report: &mut Report) -> Re
         let idem = driven("idem", clients, pace.turn, &numbers, maker.cycles());
         let name = format!("MariaDB: acquire and settle, {}", crowd(clients));
         let outcome = hold(&name, pace.rounds, vec![by_hand, idem]).await?;
-        let what =
-            format!("MariaDB cycles/s against hand-written statements through the same driver, {}", crowd(clients));
-        report.judge(&what, Goal::AtLeast(1.0), outcome.ratio("idem", "by hand", per_second));
+        // Alone, a verb takes two messages where a statement by hand takes one. Verbs that wait share them.
+        if clients == CLIENTS {
+            let what = "MariaDB cycles/s against hand-written statements through the same driver, 64 clients";
+            report.judge(what, Goal::AtLeast(2.0), outcome.ratio("idem", "by hand", per_second));
+        }
         report.add(outcome);
     }
     Ok(())

@@ -22,17 +22,21 @@ use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::error::{store_error, unreadable};
 use crate::records::{Records, is_done, misanswered};
 use crate::row;
 use crate::session::Session;
-use crate::sql::{BEGIN, NOW, Sql};
+use crate::sql::{NOW, Sql};
 use crate::timeouts::VERB_TIMEOUT;
 
 /// How many batches run at once: while one waits for the disk, the server works on the other.
-const MOST_RUNNING: usize = 2;
+const MOST_RUNNING: usize = 3;
+
+/// How long a task that has answered several verbs lets their callers run first, at most.
+const YIELD_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// The most verbs of a batch. With more, the first of them would wait long for the last.
 const MOST_VERBS: usize = 64;
@@ -40,6 +44,9 @@ const MOST_VERBS: usize = 64;
 /// The most bytes of answers and checkpoints in a batch, unless one verb alone has more. Four of these, as hexadecimal digits, fit into
 /// the smallest `max_allowed_packet` that `self_test` does not report.
 const MOST_BYTES: usize = 512 * 1024;
+
+/// Begins a transaction at the isolation level of the session, which is READ COMMITTED. A connection for verbs runs nothing else.
+const BEGIN_BATCH: &str = "START TRANSACTION READ WRITE;";
 
 /// Takes a row's lock unless another session has it.
 const UNLESS_LOCKED: &str = " FOR UPDATE SKIP LOCKED;";
@@ -145,7 +152,7 @@ impl Batcher {
             is_to_start
         };
         if is_to_start {
-            let runner = Runner { shared: Arc::clone(&self.0), in_flight: Vec::new() };
+            let runner = Runner { shared: Arc::clone(&self.0), is_counted: true, in_flight: Vec::new() };
             self.0.runtime.spawn(runner.run());
         }
         // A task that ended early may have sent its statements.
@@ -166,16 +173,22 @@ impl Shared {
     }
 }
 
-/// A task that runs batches until no verb waits. It is counted until it is dropped, also if its runtime ends.
+/// A task that runs batches until no verb waits.
 struct Runner {
     shared: Arc<Shared>,
+    is_counted: bool,
     in_flight: Vec<RecordId>,
 }
 
 impl Runner {
     async fn run(mut self) {
         while let Some(jobs) = self.next() {
+            let is_busy = jobs.len() > 1;
             run_batch(&self.shared.records, jobs).await;
+            if is_busy {
+                // The callers that were answered come back with their next verbs, which the next batch takes.
+                let _ = timeout(YIELD_TIMEOUT, yield_now()).await;
+            }
         }
     }
 
@@ -211,18 +224,28 @@ impl Runner {
         while let Some(job) = passed_over.pop_back() {
             waiting.jobs.push_front(job);
         }
-        Some(taken).filter(|taken| !taken.is_empty())
+        if taken.is_empty() {
+            // Under the lock, so that the next verb starts a task. Those that were passed over are of tasks that go on.
+            waiting.running -= 1;
+            self.is_counted = false;
+            return None;
+        }
+        Some(taken)
     }
 }
 
+/// After a panic, or with the end of its runtime.
 impl Drop for Runner {
     fn drop(&mut self) {
+        if !self.is_counted {
+            return;
+        }
         let mut waiting = self.shared.lock();
         for id in self.in_flight.drain(..) {
             waiting.in_flight.remove(&id);
         }
         waiting.running -= 1;
-        // After a panic or the end of the runtime, none of them would be run. Their callers run them alone.
+        // Nothing would run them. Their callers run them alone.
         let forsaken = if waiting.running == 0 { mem::take(&mut waiting.jobs) } else { VecDeque::new() };
         drop(waiting);
         drop(forsaken);
@@ -259,7 +282,7 @@ async fn try_batch(records: &Records, jobs: &[Job], may_be_done: &mut bool) -> R
     let failed = |error| store_error("run a batch of verbs", error);
     let mut session = Session::of(&records.pool).await.map_err(failed)?;
     let changes_rows = jobs.iter().any(|job| !job.verb.is_acquire());
-    let mut sql = Sql::new(if changes_rows { BEGIN } else { "" });
+    let mut sql = Sql::new(if changes_rows { BEGIN_BATCH } else { "" });
     let tables = &records.tables;
     tables.read_all(&mut sql, jobs.iter().filter(|job| job.verb.is_acquire()).map(|job| &job.id), ";");
     tables.read_all(&mut sql, jobs.iter().filter(|job| !job.verb.is_acquire()).map(|job| &job.id), UNLESS_LOCKED);
@@ -325,7 +348,7 @@ fn decide(records: &Records, jobs: &[Job], rows: &[MySqlRow]) -> Result<(Sql, Ve
         found.insert(row::id(read).map_err(unreadable)?, row::read(read));
     }
     let table = &records.tables.records;
-    let (mut sql, mut new) = (Sql::default(), Vec::new());
+    let (mut sql, mut new, mut changed) = (Sql::default(), Vec::new(), Vec::new());
     let decided = jobs.iter().map(|job| {
         let alone = Batched::Alone { may_be_done: false };
         let before = match found.get(&job.id) {
@@ -347,12 +370,18 @@ fn decide(records: &Records, jobs: &[Job], rows: &[MySqlRow]) -> Result<(Sql, Ve
             (Verb::Acquire(_), ..) | (_, None, _) => return alone,
             // It is left to the purge.
             (_, Some(before), _) if machine::current(Some(before), now).is_none() => return alone,
-            (_, Some(before), Some(next)) => row::update(&mut sql, table, &job.id, before, &next),
+            (_, Some(before), Some(next)) => changed.push((job.id, before, next)),
             (_, Some(_), None) => row::delete(&mut sql, table, &job.id),
         }
         Batched::Done(outcome)
     });
     let decided = decided.collect();
+    match &changed[..] {
+        [] => {}
+        // Columns that have not changed are not sent.
+        [(id, before, next)] => row::update(&mut sql, table, id, before, next),
+        changed => row::update_all(&mut sql, table, changed.iter().map(|(id, _, next)| (id, next))),
+    }
     // In the order of their ids, so that batches of other processes do not wait for each other in a circle.
     new.sort_unstable_by_key(|(id, ..)| *id);
     if !new.is_empty() {

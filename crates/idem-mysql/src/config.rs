@@ -93,8 +93,8 @@ impl MySqlConfig {
         self
     }
 
-    /// How many connections carry the verbs of the store. Default 16: each verb uses one for two round trips, InnoDB syncs the
-    /// commits of many together, and a server has 151 connections by default, for all processes together.
+    /// How many connections carry the verbs of the store. Default 16: three of them carry the verbs that share a transaction, and the
+    /// others those that need their own, as a takeover does. A server has 151 connections by default, for all processes together.
     #[must_use]
     pub fn verb_connections(mut self, connections: NonZeroU32) -> Self {
         self.verb_connections = connections;

@@ -34,6 +34,9 @@ const CHANGING: [&str; 18] = [
     "expires_at",
 ];
 
+/// Those of them that only a new record changes.
+const STAYING: [&str; 4] = ["format", "fingerprint_algorithm", "fingerprint", "created_at"];
+
 /// Where the columns after those begin.
 const ID: usize = CHANGING.len();
 const ORIGIN: usize = ID + 1;
@@ -67,11 +70,53 @@ pub(crate) fn insert<'a>(
     table: &str,
     records: impl IntoIterator<Item = (&'a RecordId, &'a Origin, &'a Record)>,
 ) {
-    sql.push("INSERT INTO ").push(table).push(" (").push(&CHANGING.join(","));
-    sql.push(",id,namespace,principal,operation) VALUES ");
-    for (row, (id, origin, record)) in records.into_iter().enumerate() {
+    insert_rows(sql, table, records);
+    sql.push(";");
+}
+
+/// Writes one statement that updates records, at least one, which are there and are locked.
+///
+/// For the server this is much less work than a statement for each. It never inserts, so that columns do not matter which stay as they
+/// are.
+pub(crate) fn update_all<'a>(
+    sql: &mut Sql,
+    table: &str,
+    records: impl IntoIterator<Item = (&'a RecordId, &'a Record)>,
+) {
+    let nowhere = Origin { namespace: "".into(), scope: Scope::single_tenant("") };
+    let is_written = insert_rows(sql, table, records.into_iter().map(|(id, record)| (id, &nowhere, record)));
+    sql.push(" ON DUPLICATE KEY UPDATE ");
+    let changing = CHANGING.iter().zip(is_written).filter(|(column, _)| !STAYING.contains(column));
+    for (at, (column, is_written)) in changing.enumerate() {
+        sql.push(if at == 0 { "" } else { "," }).push(column).push("=");
+        match is_written {
+            true => sql.push("VALUES(").push(column).push(")"),
+            false => sql.push("NULL"),
+        };
+    }
+    sql.push(";");
+}
+
+/// Writes INSERT with these rows, without its end. Columns that are NULL in all of them are left out, because the server spends most of its
+/// time on the number of values. Returns which columns are written.
+fn insert_rows<'a>(
+    sql: &mut Sql,
+    table: &str,
+    records: impl IntoIterator<Item = (&'a RecordId, &'a Origin, &'a Record)>,
+) -> [bool; CHANGING.len()] {
+    let rows: Vec<_> = records.into_iter().map(|(id, origin, record)| (id, origin, values(record))).collect();
+    let mut is_written = [false; CHANGING.len()];
+    for (_, _, values) in &rows {
+        is_written.iter_mut().zip(values).for_each(|(is_written, value)| *is_written |= *value != Value::Null);
+    }
+    sql.push("INSERT INTO ").push(table).push(" (");
+    for (column, _) in CHANGING.iter().zip(is_written).filter(|(_, is_written)| *is_written) {
+        sql.push(column).push(",");
+    }
+    sql.push("id,namespace,principal,operation) VALUES ");
+    for (row, (id, origin, values)) in rows.iter().enumerate() {
         sql.push(if row == 0 { "(" } else { ",(" });
-        for value in values(record) {
+        for (value, _) in values.iter().zip(is_written).filter(|(_, is_written)| *is_written) {
             value.write(sql);
             sql.push(",");
         }
@@ -81,7 +126,7 @@ pub(crate) fn insert<'a>(
         });
         sql.push(",").text(origin.scope.operation()).push(")");
     }
-    sql.push(";");
+    is_written
 }
 
 /// Writes the statement that updates a record. Columns that have not changed are not sent, as a body may be large.
