@@ -9,6 +9,7 @@ use idem_core::TimeOffset;
 #[derive(Clone)]
 pub struct DynamoConfig {
     pub(crate) client: Client,
+    pub(crate) renewals: Option<Client>,
     pub(crate) table: String,
     pub(crate) offset: TimeOffset,
 }
@@ -19,7 +20,18 @@ impl DynamoConfig {
     /// The store makes a client of its own from the client's configuration, to read the time from each answer.
     #[must_use]
     pub fn new(client: Client, table: impl Into<String>) -> Self {
-        Self { client, table: table.into(), offset: TimeOffset::default() }
+        Self { client, renewals: None, table: table.into(), offset: TimeOffset::default() }
+    }
+
+    /// Renews leases by this client, which must not share connections with the other one.
+    ///
+    /// Renewals have a thread of their own, so that a handler that blocks its thread keeps its lease. A connection that the blocked
+    /// thread drives would not help them. Default: a client of the same configuration, which has its own connections unless the
+    /// application set an HTTP client in it.
+    #[must_use]
+    pub fn renewals(mut self, client: Client) -> Self {
+        self.renewals = Some(client);
+        self
     }
 
     /// Moves the store's time, for tests. Default: not at all.

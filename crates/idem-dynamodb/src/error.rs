@@ -50,7 +50,6 @@ fn explained<E: ProvideErrorMetadata, R>(error: &SdkError<E, R>) -> (StoreErrorK
                     | "ThrottlingException"
                     | "RequestLimitExceeded"
                     | "LimitExceededException"
-                    | "TransactionInProgressException"
                     | "TransactionConflictException",
                 ) => (Unavailable, Some(message), false),
                 Some("ItemCollectionSizeLimitExceededException") => (Capacity, Some(message), false),

@@ -13,26 +13,17 @@
 //! `version` is random, and new at each write. So a write that expects a version never meets a record that was removed and made anew.
 //! `ttl` is for the service, which removes expired items within days: seconds since 1970, a minute later than `expires_at`.
 
-use std::collections::HashMap;
-use std::time::Duration;
-
-use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
 use bytes::Bytes;
 use idem_core::codec::{CodecError, FlatRecord};
-use idem_core::{Origin, OwnerToken, Record, RecordId, Scope, State, StoreError};
+use idem_core::{Origin, OwnerToken, Record, RecordId, Scope, State, StoreError, Timestamp};
 
+use crate::attributes::{Item, bytes, bytes_of, hex, key_of, number, number_of, text, text_of, ttl};
 use crate::error::damaged;
-use crate::parts::Parts;
-
-/// The attributes of an item.
-pub(crate) type Item = HashMap<String, AttributeValue>;
+use crate::parts::{Large, Parts};
 
 /// The sort key of a record.
 pub(crate) const RECORD: &str = "record";
-
-/// How much later than a record the service may remove its item. Its clocks may differ.
-const TTL_SLACK: Duration = Duration::from_secs(60);
 
 /// Which write made an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,23 +49,12 @@ impl Version {
     }
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 /// A record as it was read.
 #[derive(Clone)]
 pub(crate) struct Stored {
     pub(crate) record: Record,
     pub(crate) version: Version,
     pub(crate) origin: Origin,
-    /// The parts that its item names.
-    pub(crate) parts: Option<Parts>,
 }
 
 impl Stored {
@@ -98,10 +78,6 @@ pub(crate) fn is_leased(record: &Record) -> bool {
 /// The key of the item of a record.
 pub(crate) fn key(id: &RecordId) -> Item {
     key_of(id.as_bytes(), RECORD)
-}
-
-pub(crate) fn key_of(partition: &[u8], sort: &str) -> Item {
-    HashMap::from([("pk".to_owned(), bytes(partition)), ("sk".to_owned(), text(sort))])
 }
 
 /// The id of the record of an item; `None` if the item is no record.
@@ -200,19 +176,11 @@ pub(crate) fn read(item: &Item, large: Option<Large>) -> Result<Stored, StoreErr
         expires_at: required("expires_at")?,
     };
     let record = Record::try_from(flat).map_err(unreadable)?;
-    Ok(Stored { record, version: Version::of(item)?, origin: origin(item)?, parts: parts(item)? })
+    Ok(Stored { record, version: Version::of(item)?, origin: origin(item)? })
 }
 
 fn unreadable(error: CodecError) -> StoreError {
     crate::error::unreadable().with_source(error)
-}
-
-/// The columns of a record that may be large.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Large {
-    pub(crate) checkpoint_data: Option<Vec<u8>>,
-    pub(crate) headers: Option<Vec<u8>>,
-    pub(crate) body: Option<Bytes>,
 }
 
 fn origin(item: &Item) -> Result<Origin, StoreError> {
@@ -225,34 +193,8 @@ fn origin(item: &Item) -> Result<Origin, StoreError> {
     Ok(Origin { namespace: namespace.into(), scope })
 }
 
-/// The attribute `ttl` of an item that expires then.
-pub(crate) fn ttl(expires_at: i64) -> AttributeValue {
-    let slack = i64::try_from(TTL_SLACK.as_secs()).unwrap_or_default();
-    number(expires_at.saturating_add(999_999) / 1_000_000 + slack)
-}
-
-pub(crate) fn bytes(bytes: impl Into<Vec<u8>>) -> AttributeValue {
-    AttributeValue::B(Blob::new(bytes))
-}
-
-pub(crate) fn text(text: impl Into<String>) -> AttributeValue {
-    AttributeValue::S(text.into())
-}
-
-pub(crate) fn number(number: i64) -> AttributeValue {
-    AttributeValue::N(number.to_string())
-}
-
-pub(crate) fn bytes_of<'a>(item: &'a Item, name: &'static str) -> Result<Option<&'a [u8]>, StoreError> {
-    let value = item.get(name).map(|value| value.as_b().map(AsRef::as_ref).map_err(|_| damaged(name)));
-    value.transpose()
-}
-
-pub(crate) fn text_of<'a>(item: &'a Item, name: &'static str) -> Result<Option<&'a str>, StoreError> {
-    item.get(name).map(|value| value.as_s().map(String::as_str).map_err(|_| damaged(name))).transpose()
-}
-
-pub(crate) fn number_of(item: &Item, name: &'static str) -> Result<Option<i64>, StoreError> {
-    let number = |value: &AttributeValue| value.as_n().ok()?.parse().ok();
-    item.get(name).map(|value| number(value).ok_or_else(|| damaged(name))).transpose()
+/// When an item expires.
+pub(crate) fn expires_at(item: &Item) -> Result<Timestamp, StoreError> {
+    let micros = number_of(item, "expires_at")?.ok_or_else(|| damaged("expires_at"))?;
+    Ok(Timestamp::from_unix_micros(micros))
 }

@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+mod attempts;
+mod attributes;
 mod clock;
 mod config;
 mod error;

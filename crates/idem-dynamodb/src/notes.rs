@@ -4,12 +4,15 @@ use std::num::NonZeroU32;
 
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure::AllOld;
 use aws_sdk_dynamodb::types::{Put, TransactWriteItem};
 use idem_core::{OwnerToken, RecordId, Repair, RepairNote, StoreError, Timestamp};
+use tokio::time::sleep;
 
+use crate::attributes::{Item, bytes, bytes_of, hex, key_of, number, number_of, text, text_of};
 use crate::error::{damaged, failed};
-use crate::item::{Item, bytes, bytes_of, hex, key_of, number, number_of, text, text_of};
-use crate::records::{ABSENT, Records};
+use crate::records::{ABSENT, CONFLICT_PAUSE, Records};
 
 /// The partition of the notes.
 const NOTES: &[u8] = b"repairs";
@@ -40,8 +43,8 @@ impl Records {
             let items = items.into_iter().collect::<Result<Vec<_>, _>>().map_err(|_| damaged("note"))?;
             match self.client.transact_write_items().set_transact_items(Some(items)).send().await {
                 Ok(_) => return Ok(()),
-                // It was noted meanwhile.
-                Err(SdkError::ServiceError(service)) if is_refused(service.err()) => {}
+                // It was noted meanwhile, or is being noted.
+                Err(SdkError::ServiceError(service)) if is_refused(service.err()) => sleep(CONFLICT_PAUSE).await,
                 Err(error) => return Err(failed(WHAT, true, error)),
             }
         }
@@ -96,22 +99,43 @@ impl Records {
         loop {
             let (items, next) = self.page_of_notes(what, from, true, None).await?;
             for item in items.iter().filter(|item| bytes_of(item, "record").ok().flatten() == Some(id.as_bytes())) {
-                let reason = read(item)?.note.reason_without(principal);
-                let (Some(reason), Some(place)) = (reason, text_of(item, "sk")?) else { continue };
-                let update = self
-                    .client
-                    .update_item()
-                    .table_name(&self.table)
-                    .set_key(Some(key_of(NOTES, place)))
-                    .update_expression("SET #reason = :reason")
-                    .expression_attribute_names("#reason", "reason")
-                    .expression_attribute_values(":reason", text(reason));
-                update.send().await.map_err(|error| failed(what, true, error))?;
+                let Some(place) = text_of(item, "sk")? else { continue };
+                let mut note = read(item)?.note;
+                while let Some(reason) = note.reason_without(principal) {
+                    match self.replace_reason(what, place, &note.reason, &reason).await? {
+                        None => break,
+                        // Another erasure has changed it meanwhile.
+                        Some(newer) => note = read(&newer)?.note,
+                    }
+                }
             }
             from = next;
             if from.is_none() {
                 return Ok(());
             }
+        }
+    }
+
+    /// Replaces the reason of a note. Returns the note if its reason is another one.
+    async fn replace_reason(&self, what: &str, place: &str, old: &str, new: &str) -> Result<Option<Item>, StoreError> {
+        let update = self
+            .client
+            .update_item()
+            .table_name(&self.table)
+            .set_key(Some(key_of(NOTES, place)))
+            .update_expression("SET #reason = :new")
+            .condition_expression("#reason = :old")
+            .expression_attribute_names("#reason", "reason")
+            .expression_attribute_values(":old", text(old))
+            .expression_attribute_values(":new", text(new))
+            .return_values_on_condition_check_failure(AllOld);
+        match update.send().await {
+            Ok(_) => Ok(None),
+            Err(SdkError::ServiceError(service)) => match service.err() {
+                UpdateItemError::ConditionalCheckFailedException(refused) => Ok(refused.item.clone()),
+                _ => Err(failed(what, true, SdkError::ServiceError(service))),
+            },
+            Err(error) => Err(failed(what, true, error)),
         }
     }
 
@@ -137,10 +161,11 @@ impl Records {
     }
 }
 
-/// Whether one of the items was there.
-pub(crate) fn is_refused(error: &TransactWriteItemsError) -> bool {
+/// Whether one of the items was there, or another transaction had it.
+fn is_refused(error: &TransactWriteItemsError) -> bool {
     let TransactWriteItemsError::TransactionCanceledException(cancelled) = error else { return false };
-    cancelled.cancellation_reasons().iter().any(|reason| reason.code() == Some("ConditionalCheckFailed"))
+    let is_there = |code| matches!(code, Some("ConditionalCheckFailed" | "TransactionConflict"));
+    cancelled.cancellation_reasons().iter().any(|reason| is_there(reason.code()))
 }
 
 fn item(place: &str, at: i64, note: &RepairNote) -> Item {

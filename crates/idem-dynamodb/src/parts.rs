@@ -11,11 +11,12 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use idem_core::codec::FlatRecord;
 use idem_core::{OwnerToken, RecordId, StoreError, StoreErrorKind};
 
+use crate::attributes::{Item, bytes, bytes_of, hex, key_of, number, text, text_of, ttl};
 use crate::error::{damaged, failed};
-use crate::item::{Item, Large, bytes, bytes_of, hex, key_of, number, text, text_of, ttl};
 
-/// The most bytes of these columns in the item of a record, which leaves more than 100 KB for the rest.
-const INLINE: usize = 256 * 1024;
+/// The most bytes of these columns in the item of a record. The service charges a repeat, which is a refused write, by the size of this
+/// item. A read of parts costs less, and takes another round trip.
+const INLINE: usize = 16 * 1024;
 
 /// The bytes of a part. Emulators count them in Base64, which is a third more.
 const PART: usize = 288 * 1024;
@@ -24,7 +25,7 @@ const PART: usize = 288 * 1024;
 const AT_ONCE: usize = 4;
 
 /// Where sort keys of parts begin.
-const PREFIX: &str = "part/";
+pub(crate) const PREFIX: &str = "part/";
 
 /// What a record says about its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,9 +36,17 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    fn prefix(self) -> String {
+    pub(crate) fn prefix(self) -> String {
         format!("{PREFIX}{}/", hex(&self.token))
     }
+}
+
+/// The columns of a record that may be large.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Large {
+    pub(crate) checkpoint_data: Option<Vec<u8>>,
+    pub(crate) headers: Option<Vec<u8>>,
+    pub(crate) body: Option<Bytes>,
 }
 
 /// The parts of a record that has to be cut, and their bytes.
@@ -131,11 +140,18 @@ impl PartItems {
         }
     }
 
-    /// Removes all parts of a record, also those that no record names.
-    pub(crate) async fn remove_all(&self, what: &str, id: &RecordId) -> Result<(), StoreError> {
+    /// Removes all parts of a record, also those that no record names, but for `kept`.
+    pub(crate) async fn remove_all(&self, what: &str, id: &RecordId, kept: Option<Parts>) -> Result<(), StoreError> {
         let found = self.find(what, id, PREFIX, false).await?;
-        let keys = found.iter().map(|item| Ok(key_of(id.as_bytes(), text_of(item, "sk")?.unwrap_or_default())));
-        self.remove(what, keys.collect::<Result<Vec<_>, StoreError>>()?).await
+        let kept = kept.map(Parts::prefix);
+        let mut keys = Vec::new();
+        for item in &found {
+            let sort = text_of(item, "sk")?.unwrap_or_default();
+            if kept.as_ref().is_none_or(|kept| !sort.starts_with(kept.as_str())) {
+                keys.push(key_of(id.as_bytes(), sort));
+            }
+        }
+        self.remove(what, keys).await
     }
 
     async fn remove(&self, what: &str, keys: impl IntoIterator<Item = Item>) -> Result<(), StoreError> {

@@ -1,9 +1,11 @@
 //! The verbs: read the item, let the state machine decide, and write on the condition that it is still the same.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::delete_item::DeleteItemError;
 use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure::AllOld;
@@ -11,15 +13,25 @@ use idem_core::codec::FlatRecord;
 use idem_core::{
     Command, EraseOutcome, Origin, Outcome, Record, RecordId, Scope, StoreError, StoreErrorKind, Timestamp, machine,
 };
+use tokio::time::sleep;
 
+use crate::attempts::Attempts;
+use crate::attributes::{Item, bytes_of};
 use crate::clock::ServerClock;
 use crate::error::failed;
-use crate::item::{self, Item, Stored, Version};
-use crate::parts::{Cut, PartItems};
+use crate::item::{self, Stored, Version};
+use crate::parts::{Cut, PartItems, Parts};
 use crate::sightings::{Sighting, Sightings};
 
 /// How far the time of a new record may be behind, because the process was suspended since the answer before.
 const MOST_BEHIND_US: i64 = 5_000_000;
+
+/// How much longer than its lease a record has to be seen unchanged. The times of its owner may be behind by a second, and a checkpoint
+/// moves the time of the last change without the lease.
+const CLOCK_ERROR_US: i64 = 2_000_000;
+
+/// How long a verb lets a transaction of the service that has its item go on.
+pub(crate) const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
 
 /// There is no record yet.
 pub(crate) const ABSENT: &str = "attribute_not_exists(pk)";
@@ -39,12 +51,22 @@ pub(crate) struct Records {
     pub(crate) sightings: Arc<Sightings>,
 }
 
-/// A record as it was found, expired or not, and the time after that.
+/// A record as it was found, and the time after that.
 pub(crate) struct Found {
+    /// `None` if there is none, or its retention is over.
     pub(crate) stored: Option<Stored>,
+    /// The item that is there, also if its retention is over.
+    pub(crate) there: Option<There>,
     pub(crate) now: Timestamp,
     /// When the request was sent, by the monotonic clock.
     sent: i64,
+}
+
+/// An item that a write replaces.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct There {
+    pub(crate) version: Version,
+    pub(crate) parts: Option<Parts>,
 }
 
 impl Found {
@@ -73,6 +95,17 @@ pub(crate) enum Written {
     Done,
     /// The record has changed since it was read. This is its item now.
     Changed(Option<Item>),
+    /// A transaction of the service has the item.
+    InTheWay,
+}
+
+/// What an error of a verb has to say.
+#[derive(Default)]
+struct Known {
+    /// A write may have taken effect, although its answer was lost.
+    may_be_done: bool,
+    /// There is a record of another run, so the operation must not run without protection.
+    has_other_run: bool,
 }
 
 impl Records {
@@ -92,7 +125,14 @@ impl Records {
         Ok(get.send().await.map_err(|error| failed(what, false, error))?.item)
     }
 
+    /// The parts of a record that is there.
+    pub(crate) async fn parts_there(&self, what: &str, id: &RecordId) -> Result<Option<Parts>, StoreError> {
+        Ok(self.get(what, id).await?.as_ref().map(item::parts).transpose()?.flatten())
+    }
+
     /// Reads the record of an item, with its parts. The request for the item was sent at `sent`.
+    ///
+    /// The parts of an expired record are not read: the service may have removed some of them already.
     pub(crate) async fn found(
         &self,
         what: &str,
@@ -101,25 +141,30 @@ impl Records {
         sent: i64,
     ) -> Result<Found, StoreError> {
         loop {
-            let Some(found) = &item else { return Ok(Found { stored: None, now: self.clock.now()?, sent }) };
-            let parts = item::parts(found)?;
-            let large = match parts {
+            let now = self.clock.now()?;
+            let Some(found) = &item else { return Ok(Found { stored: None, there: None, now, sent }) };
+            let there = There { version: Version::of(found)?, parts: item::parts(found)? };
+            if item::expires_at(found)? <= now {
+                return Ok(Found { stored: None, there: Some(there), now, sent });
+            }
+            let large = match there.parts {
                 None => None,
                 Some(parts) => match self.parts().read(what, id, parts).await? {
                     Some(large) => Some(large),
                     // Another write has replaced the record, and removed its parts.
                     None => {
-                        let now = self.get(what, id).await?;
-                        let is_same = now.as_ref().map(item::parts).transpose()?.flatten() == Some(parts);
+                        let newer = self.get(what, id).await?;
+                        let is_same = newer.as_ref().map(item::parts).transpose()?.flatten() == Some(parts);
                         if is_same {
                             return Err(crate::error::damaged("parts"));
                         }
-                        item = now;
+                        item = newer;
                         continue;
                     }
                 },
             };
-            return Ok(Found { stored: Some(item::read(found, large)?), now: self.clock.now()?, sent });
+            let stored = Some(item::read(found, large)?);
+            return Ok(Found { stored, there: Some(there), now, sent });
         }
     }
 
@@ -131,10 +176,12 @@ impl Records {
         origin: Option<&Origin>,
         command: Command<'_>,
     ) -> Result<Outcome, StoreError> {
-        let mut may_be_done = false;
-        let done = self.try_step(what, id, origin, command, &mut may_be_done).await;
-        // An earlier write may have taken effect, although its answer was lost.
-        done.map_err(|error| if may_be_done { error.indeterminate() } else { error })
+        let mut known = Known::default();
+        let done = self.try_step(what, id, origin, command, &mut known).await;
+        done.map_err(|error| {
+            let error = if known.may_be_done { error.indeterminate() } else { error };
+            if known.has_other_run { error.with_existing_record() } else { error }
+        })
     }
 
     async fn try_step(
@@ -143,11 +190,11 @@ impl Records {
         id: &RecordId,
         origin: Option<&Origin>,
         command: Command<'_>,
-        may_be_done: &mut bool,
+        known: &mut Known,
     ) -> Result<Outcome, StoreError> {
         let mut found = match command {
             // Most keys are new.
-            Command::Acquire(_) => Found { stored: None, now: self.clock.now()?, sent: self.clock.elapsed() },
+            Command::Acquire(_) => self.nothing()?,
             _ => self.read(what, id).await?,
         };
         let mut is_sure = false;
@@ -159,27 +206,43 @@ impl Records {
             };
             let Some(change) = self.change(&found, id, origin, next, &outcome)? else { return Ok(outcome) };
             let sent = self.clock.elapsed();
-            match self.write(what, id, &found, &change, may_be_done).await? {
-                Written::Done => {
-                    let is_in_time = found.stored.is_some() || self.is_in_time(found.now)?;
-                    if is_in_time {
-                        self.after(id, &found, &change).await;
-                        return Ok(outcome);
-                    }
-                    // A record that begins in the past would end early.
-                    let again = self.read(what, id).await?;
-                    found = self.take_back(what, id, again, &change).await?;
+            let written = self.write(what, id, &found, &change).await;
+            known.may_be_done |= written.as_ref().is_err_and(StoreError::is_indeterminate);
+            match written? {
+                Written::Done if found.there.is_some() || self.is_in_time(found.now)? => {
+                    self.after(id, &found, &change).await;
+                    return Ok(outcome);
                 }
-                Written::Changed(item) => found = self.found(what, id, item, sent).await?,
+                // A record that begins in the past would end early.
+                Written::Done => {
+                    known.may_be_done = true;
+                    found = self.take_back(what, id, &change).await?;
+                    known.may_be_done = false;
+                }
+                Written::Changed(item) => {
+                    known.has_other_run = is_of_another_run(item.as_ref(), command, self.clock.now()?);
+                    found = self.found(what, id, item, sent).await?;
+                }
+                Written::InTheWay => {
+                    known.has_other_run = matches!(command, Command::Acquire(_));
+                    sleep(CONFLICT_PAUSE).await;
+                    found = self.read(what, id).await?;
+                    known.has_other_run &= found.stored.is_some();
+                }
             }
         }
     }
 
+    /// There is nothing, as far as is known.
+    fn nothing(&self) -> Result<Found, StoreError> {
+        Ok(Found { stored: None, there: None, now: self.clock.now()?, sent: self.clock.elapsed() })
+    }
+
     /// Lets the state machine decide; `None` if the record has to be read once more before.
     ///
-    /// For a record that another owner holds, time goes by only while this process sees its version unchanged. If the service says that
-    /// the lease is over, and this process has not seen that, another caller may just have replaced the record: it is read once more,
-    /// unless it `is_sure`.
+    /// For a record that another owner holds, time goes by only while this process sees its version unchanged, until its retention is
+    /// over. If the service says that the lease is over, and this process has not seen that, another caller may just have replaced the
+    /// record: it is read once more, unless it `is_sure`.
     fn decide(
         &self,
         id: &RecordId,
@@ -190,16 +253,16 @@ impl Records {
         let before = found.record();
         let by_service = machine::transition(before, command, found.now);
         let (Command::Acquire(request), Some(stored)) = (command, &found.stored) else { return Some(by_service) };
+        let now = self.clock.elapsed();
         if !stored.is_leased_by_other(request.owner) || by_service.0.as_ref() == before {
             // Also when nothing changes, the version is seen.
             if stored.is_leased() {
-                self.sightings.see(id, stored.version, found.sent, self.clock.elapsed());
+                self.sightings.see(id, stored.version, found.sent, now);
             }
             return Some(by_service);
         }
-        let now = self.clock.elapsed();
         let unchanged_for = match self.sightings.see(id, stored.version, found.sent, now) {
-            Sighting::Since(since) => now.saturating_sub(since),
+            Sighting::Since(since) => now.saturating_sub(since).saturating_sub(CLOCK_ERROR_US).max(0),
             Sighting::First => 0,
             Sighting::Outdated => return None,
         };
@@ -221,18 +284,12 @@ impl Records {
         next: Option<Record>,
         outcome: &Outcome,
     ) -> Result<Option<Change>, StoreError> {
-        let before = found.record();
-        if next.as_ref() == before {
+        if next.as_ref() == found.record() {
             return Ok(None);
         }
-        let is_over = before.is_some() && machine::current(before, found.now).is_none();
-        let Some(next) = next else {
-            // It is left to the purge. A settlement under a lease that is over must find nothing to write.
-            return Ok(Some(Change::Remove).filter(|_| !is_over));
-        };
-        let kept = found.stored.as_ref().filter(|_| !is_over).map(|stored| &stored.origin);
+        let Some(next) = next else { return Ok(Some(Change::Remove)) };
         // Only an acquire makes a record, and it has the origin.
-        let Some(origin) = kept.or(origin) else { return Ok(None) };
+        let Some(origin) = found.stored.as_ref().map(|stored| &stored.origin).or(origin) else { return Ok(None) };
         let erased = matches!(outcome, Outcome::Erase(EraseOutcome::Erased)).then(|| without_principal(origin));
         let (version, flat) = (Version::random(), FlatRecord::from(&next));
         let cut = Cut::of(&flat)?;
@@ -243,30 +300,21 @@ impl Records {
         Ok(Some(Change::Put(Next { item, version, cut, is_watched })))
     }
 
-    async fn write(
-        &self,
-        what: &str,
-        id: &RecordId,
-        found: &Found,
-        change: &Change,
-        may_be_done: &mut bool,
-    ) -> Result<Written, StoreError> {
-        let expected = found.stored.as_ref().map(|stored| stored.version);
-        let written = match change {
+    async fn write(&self, what: &str, id: &RecordId, found: &Found, change: &Change) -> Result<Written, StoreError> {
+        let expected = found.there.map(|there| there.version);
+        match change {
             Change::Put(next) => {
                 if let Some(cut) = &next.cut {
                     self.parts().write(what, id, cut).await?;
                 }
                 let written = self.put(what, next, expected).await;
-                if let (Ok(Written::Changed(_)), Some(cut)) = (&written, &next.cut) {
+                if let (Ok(Written::Changed(_) | Written::InTheWay), Some(cut)) = (&written, &next.cut) {
                     self.parts().remove_quietly(id, cut.parts).await;
                 }
                 written
             }
             Change::Remove => self.remove(what, id, expected).await,
-        };
-        *may_be_done |= written.as_ref().is_err_and(StoreError::is_indeterminate);
-        written
+        }
     }
 
     async fn put(&self, what: &str, next: &Next, expected: Option<Version>) -> Result<Written, StoreError> {
@@ -279,19 +327,24 @@ impl Records {
                 .expression_attribute_names(VERSION.0, VERSION.1)
                 .expression_attribute_values(":version", version.value()),
         };
-        match put.send().await {
+        let attempts = Attempts::default();
+        match put.customize().interceptor(attempts.clone()).send().await {
             Ok(_) => Ok(Written::Done),
-            Err(SdkError::ServiceError(service)) if service.err().is_conditional_check_failed_exception() => {
-                let PutItemError::ConditionalCheckFailedException(refused) = service.into_err() else {
-                    return Ok(Written::Changed(None));
-                };
-                written(refused.item, next.version)
-            }
-            Err(error) => Err(failed(what, true, error)),
+            Err(SdkError::ServiceError(service)) => match service.err() {
+                PutItemError::ConditionalCheckFailedException(refused) => written(refused.item.clone(), next.version),
+                PutItemError::TransactionConflictException(_) if !attempts.may_be_done() => Ok(Written::InTheWay),
+                _ => Err(unanswered(what, &attempts, SdkError::ServiceError(service))),
+            },
+            Err(error) => Err(unanswered(what, &attempts, error)),
         }
     }
 
-    async fn remove(&self, what: &str, id: &RecordId, expected: Option<Version>) -> Result<Written, StoreError> {
+    pub(crate) async fn remove(
+        &self,
+        what: &str,
+        id: &RecordId,
+        expected: Option<Version>,
+    ) -> Result<Written, StoreError> {
         let Some(version) = expected else { return Ok(Written::Done) };
         let remove = self
             .client
@@ -302,15 +355,21 @@ impl Records {
             .expression_attribute_names(VERSION.0, VERSION.1)
             .expression_attribute_values(":version", version.value())
             .return_values_on_condition_check_failure(AllOld);
-        match remove.send().await {
+        let attempts = Attempts::default();
+        match remove.customize().interceptor(attempts.clone()).send().await {
             Ok(_) => Ok(Written::Done),
-            Err(SdkError::ServiceError(service)) if service.err().is_conditional_check_failed_exception() => {
-                match service.into_err() {
-                    DeleteItemError::ConditionalCheckFailedException(refused) => Ok(Written::Changed(refused.item)),
-                    _ => Ok(Written::Changed(None)),
+            Err(SdkError::ServiceError(service)) => match service.err() {
+                // An attempt before this one has removed it.
+                DeleteItemError::ConditionalCheckFailedException(refused)
+                    if refused.item.is_none() && attempts.may_be_done() =>
+                {
+                    Ok(Written::Done)
                 }
-            }
-            Err(error) => Err(failed(what, true, error)),
+                DeleteItemError::ConditionalCheckFailedException(refused) => Ok(Written::Changed(refused.item.clone())),
+                DeleteItemError::TransactionConflictException(_) if !attempts.may_be_done() => Ok(Written::InTheWay),
+                _ => Err(unanswered(what, &attempts, SdkError::ServiceError(service))),
+            },
+            Err(error) => Err(unanswered(what, &attempts, error)),
         }
     }
 
@@ -324,7 +383,7 @@ impl Records {
             }
             Change::Put(_) | Change::Remove => self.sightings.forget(id),
         }
-        if let Some(parts) = found.stored.as_ref().and_then(|stored| stored.parts) {
+        if let Some(parts) = found.there.and_then(|there| there.parts) {
             self.parts().remove_quietly(id, parts).await;
         }
     }
@@ -335,14 +394,16 @@ impl Records {
     }
 
     /// Removes the record that this verb has made, if it is still there, and returns what there is then.
-    async fn take_back(&self, what: &str, id: &RecordId, found: Found, change: &Change) -> Result<Found, StoreError> {
+    async fn take_back(&self, what: &str, id: &RecordId, change: &Change) -> Result<Found, StoreError> {
+        let found = self.read(what, id).await?;
         let Change::Put(next) = change else { return Ok(found) };
-        if found.stored.as_ref().is_none_or(|stored| stored.version != next.version) {
+        if found.there.is_none_or(|there| there.version != next.version) {
             return Ok(found);
         }
         match self.remove(what, id, Some(next.version)).await? {
-            Written::Done => Ok(Found { stored: None, now: self.clock.now()?, sent: self.clock.elapsed() }),
+            Written::Done => self.nothing(),
             Written::Changed(item) => self.found(what, id, item, found.sent).await,
+            Written::InTheWay => self.read(what, id).await,
         }
     }
 }
@@ -353,6 +414,24 @@ pub(crate) fn written(item: Option<Item>, version: Version) -> Result<Written, S
         Some(item) if Version::of(&item)? == version => Ok(Written::Done),
         item => Ok(Written::Changed(item)),
     }
+}
+
+/// The error of a write: indeterminate also if an attempt before the last one may have done it.
+pub(crate) fn unanswered<E, R>(what: &str, attempts: &Attempts, error: SdkError<E, R>) -> StoreError
+where
+    E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    R: fmt::Debug + Send + Sync + 'static,
+{
+    let error = failed(what, true, error);
+    if attempts.may_be_done() { error.indeterminate() } else { error }
+}
+
+/// Whether an acquire has met a record of another run. An item that cannot be read counts as one.
+fn is_of_another_run(item: Option<&Item>, command: Command<'_>, now: Timestamp) -> bool {
+    let (Command::Acquire(request), Some(item)) = (command, item) else { return false };
+    let is_over = item::expires_at(item).is_ok_and(|expires_at| expires_at <= now);
+    let is_own = bytes_of(item, "owner").is_ok_and(|owner| owner == Some(request.owner.as_bytes()));
+    !is_over && !is_own
 }
 
 /// The origin without what names a person.

@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::Client;
 use idem_core::{
     Acquire, AcquireOutcome, Capabilities, Checkpoint, Command, Durability, DurableStore, Erase, EraseOutcome,
     IdempotencyStore, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction, OwnerOutcome, Record, RecordId,
-    Repair, RepairNote, Resolve, ResolveOutcome, Settlement, SettlementListener, StoreError, Term, machine,
+    Repair, RepairNote, Resolve, ResolveOutcome, Settlement, SettlementListener, StoreError, Term,
 };
 
 use crate::clock::{Reads, ServerClock};
@@ -25,6 +25,7 @@ use crate::table;
 #[derive(Clone)]
 pub struct DynamoStore {
     pub(crate) records: Records,
+    renewals: Client,
     identity: [u8; 16],
 }
 
@@ -39,7 +40,16 @@ impl DynamoStore {
         let records = records(&config);
         table::check(&records).await?;
         let identity = table::identity(&records).await?;
-        Ok(Self { records, identity })
+        if config.renewals.is_none() && config.client.config().http_client().is_some() {
+            tracing::warn!(
+                "the client has an HTTP client of the application, which renewals share: a handler that blocks its thread may lose its \
+                 lease; give a second client by DynamoConfig::renewals"
+            );
+        }
+        // Without an HTTP client of the application, each client makes its own.
+        let client = config.renewals.as_ref().unwrap_or(&config.client);
+        let renewals = watched(client, &records.clock);
+        Ok(Self { records, renewals, identity })
     }
 
     /// Makes the table, which is paid by request, with a TTL, and waits until it is active. It does nothing if the table is there.
@@ -61,11 +71,15 @@ impl DynamoStore {
     }
 }
 
-/// A client of its own, which reads the time from each answer.
+/// A client like this one, which reads the time from each answer.
+fn watched(client: &Client, clock: &Arc<ServerClock>) -> Client {
+    Client::from_conf(client.config().to_builder().interceptor(Reads(Arc::clone(clock))).build())
+}
+
 fn records(config: &DynamoConfig) -> Records {
     let clock = Arc::new(ServerClock::new(config.offset.clone()));
     Records {
-        client: Client::from_conf(config.client.config().to_builder().interceptor(Reads(Arc::clone(&clock))).build()),
+        client: watched(&config.client, &clock),
         table: config.table.clone(),
         clock,
         sightings: Arc::new(Sightings::default()),
@@ -100,16 +114,15 @@ impl IdempotencyStore for DynamoStore {
     }
 
     async fn peek(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let found = self.records.read("peek", id).await?;
-        Ok(machine::current(found.record(), found.now).cloned())
+        Ok(self.records.read("peek", id).await?.stored.map(|stored| stored.record))
     }
 
     /// Does nothing: the service announces nothing.
     fn on_settled(&self, _listener: Weak<dyn SettlementListener>) {}
 
-    /// A store with connections of its own, unless the application has given its client an HTTP client, which both use then.
+    /// A store with the client for [renewals](DynamoConfig::renewals).
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
-        let client = Client::from_conf(self.records.client.config().clone());
+        let client = self.renewals.clone();
         Some(Arc::new(Renewer(Self { records: Records { client, ..self.records.clone() }, ..self.clone() })))
     }
 
@@ -155,7 +168,7 @@ impl Operate for DynamoStore {
         };
         if outcome == EraseOutcome::Erased {
             // Also those of an earlier try that broke off, and of writes that were refused.
-            self.records.parts().remove_all(what, &request.id).await.map_err(StoreError::indeterminate)?;
+            self.records.remove_parts(what, &request.id).await.map_err(StoreError::indeterminate)?;
             if let Some(principal) = request.principal.as_deref() {
                 let erased = self.records.erase_from_notes(&request.id, principal).await;
                 erased.map_err(StoreError::indeterminate)?;

@@ -10,8 +10,8 @@ use aws_sdk_dynamodb::types::{
 use idem_core::{OwnerToken, StoreError, StoreErrorKind};
 use tokio::time::{Instant, sleep};
 
+use crate::attributes::{bytes, bytes_of, key_of};
 use crate::error::{damaged, failed};
-use crate::item::{bytes, bytes_of, key_of};
 use crate::records::{ABSENT, Records};
 
 /// The key of the table, and the types of its attributes.
@@ -39,7 +39,13 @@ pub(crate) async fn create(records: &Records) -> Result<(), StoreError> {
         Err(error) => return Err(failed(what, true, error)),
     }
     let deadline = Instant::now() + PATIENCE;
-    while describe(records, what).await?.table_status != Some(TableStatus::Active) {
+    loop {
+        match describe(records, what).await {
+            Ok(table) if table.table_status == Some(TableStatus::Active) => break,
+            // A new table may be unknown to some servers of the service for a moment.
+            Err(error) if error.kind() != StoreErrorKind::Misconfigured => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
         if Instant::now() >= deadline {
             let message = format!("could not {what}: it is not active after {PATIENCE:?}; call it again");
             return Err(StoreError::new(StoreErrorKind::Timeout, message));
@@ -51,7 +57,12 @@ pub(crate) async fn create(records: &Records) -> Result<(), StoreError> {
     }
     let ttl = TimeToLiveSpecification::builder().enabled(true).attribute_name(TTL).build().map_err(impossible)?;
     let update = records.client.update_time_to_live().table_name(&records.table).time_to_live_specification(ttl);
-    update.send().await.map(drop).map_err(|error| failed("set the TTL of the table", true, error))
+    match update.send().await {
+        Ok(_) => Ok(()),
+        // Another process was first.
+        Err(_) if has_ttl(records).await? == Some(true) => Ok(()),
+        Err(error) => Err(failed("set the TTL of the table", true, error)),
+    }
 }
 
 /// Does not happen: all that a builder requires is given.

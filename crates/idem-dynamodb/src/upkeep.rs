@@ -3,15 +3,16 @@
 use std::num::NonZeroU32;
 
 use async_trait::async_trait;
-use aws_sdk_dynamodb::error::SdkError;
 use idem_core::{
     CountPage, Inspect, Inspection, Purge, RecordCounts, RecordFilter, RecordId, RecordPage, RecordSummary,
-    ScanPosition, StoreError, StoreErrorKind, Timestamp, machine,
+    ScanPosition, StoreError, StoreErrorKind, Timestamp,
 };
 
+use crate::attributes::{Item, bytes_of, key_of, number, text_of};
 use crate::error::failed;
-use crate::item::{self, Item, bytes_of, key_of, number, text_of};
-use crate::records::{Records, UNCHANGED, VERSION};
+use crate::item::{self, Version};
+use crate::parts::PREFIX;
+use crate::records::{Records, There, VERSION, Written};
 use crate::store::DynamoStore;
 
 /// The records of a part of the table. An error is a record that cannot be read.
@@ -27,8 +28,7 @@ struct Part {
 impl Inspect for DynamoStore {
     async fn inspect(&self, id: &RecordId) -> Result<Inspection, StoreError> {
         let found = self.records.read("inspect", id).await?;
-        let stored = found.stored.filter(|stored| machine::current(Some(&stored.record), found.now).is_some());
-        let (record, origin) = stored.map(|stored| (stored.record, stored.origin)).unzip();
+        let (record, origin) = found.stored.map(|stored| (stored.record, stored.origin)).unzip();
         Ok(Inspection { record, origin, runs_in_transaction: false, now: found.now })
     }
 
@@ -81,7 +81,7 @@ impl Records {
         for item in page.items.unwrap_or_default() {
             let Some(id) = item::id(&item) else { continue };
             let record = match self.found(what, &id, Some(item), sent).await {
-                // It was removed while its parts were read.
+                // It has expired, or was removed while its parts were read.
                 Ok(found) => match found.stored {
                     Some(stored) => Ok(RecordSummary::new(id, Some(stored.origin), &stored.record)),
                     None => continue,
@@ -109,7 +109,7 @@ impl Records {
                 .table_name(&self.table)
                 .consistent_read(true)
                 .filter_expression("expires_at <= :now")
-                .projection_expression("pk, sk, #version")
+                .projection_expression("pk, sk, #version, parts, part_count")
                 .expression_attribute_names(VERSION.0, VERSION.1)
                 .expression_attribute_values(":now", number(now.unix_micros()))
                 .set_exclusive_start_key(from);
@@ -127,29 +127,40 @@ impl Records {
         }
     }
 
-    /// Removes an expired item, and returns whether it was a record. A record that is used again has another version, and parts have one
-    /// record only.
+    /// Removes an expired item of the store, and returns whether it was a record. A record that is used again has another version. It goes
+    /// before its parts, so that none is half removed.
     async fn remove_expired(&self, what: &str, item: &Item) -> Result<bool, StoreError> {
         let (Some(partition), Some(sort)) = (bytes_of(item, "pk")?, text_of(item, "sk")?) else { return Ok(false) };
-        let mut remove = self.client.delete_item().table_name(&self.table).set_key(Some(key_of(partition, sort)));
-        let version = item.get("version").cloned();
-        let is_record = version.is_some();
-        if let Some(version) = version {
-            remove = remove
-                .condition_expression(UNCHANGED)
-                .expression_attribute_names(VERSION.0, VERSION.1)
-                .expression_attribute_values(":version", version);
-        }
-        match remove.send().await {
-            Ok(_) => {
-                if let Some(id) = item::id(item) {
-                    self.sightings.forget(&id);
-                }
-                Ok(is_record)
+        // The table may have items of the application.
+        let Ok(id) = partition.try_into().map(RecordId::from_bytes) else { return Ok(false) };
+        if sort.starts_with(PREFIX) {
+            let is_named = self.parts_there(what, &id).await?.is_some_and(|parts| sort.starts_with(&parts.prefix()));
+            if !is_named {
+                let remove = self.client.delete_item().table_name(&self.table).set_key(Some(key_of(partition, sort)));
+                remove.send().await.map_err(|error| failed(what, true, error))?;
             }
-            Err(SdkError::ServiceError(service)) if service.err().is_conditional_check_failed_exception() => Ok(false),
-            Err(error) => Err(failed(what, true, error)),
+            return Ok(false);
         }
+        if sort != item::RECORD {
+            return Ok(false);
+        }
+        let there = There { version: Version::of(item)?, parts: item::parts(item)? };
+        match self.remove(what, &id, Some(there.version)).await? {
+            Written::Done => {
+                self.sightings.forget(&id);
+                if let Some(parts) = there.parts {
+                    self.parts().remove_quietly(&id, parts).await;
+                }
+                Ok(true)
+            }
+            Written::Changed(_) | Written::InTheWay => Ok(false),
+        }
+    }
+
+    /// Removes all parts that a record does not name.
+    pub(crate) async fn remove_parts(&self, what: &str, id: &RecordId) -> Result<(), StoreError> {
+        let named = self.parts_there(what, id).await?;
+        self.parts().remove_all(what, id, named).await
     }
 }
 

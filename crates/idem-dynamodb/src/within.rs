@@ -7,9 +7,11 @@ use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure::AllOld;
 use aws_sdk_dynamodb::types::{CancellationReason, Put, TransactWriteItem};
 use idem_core::{Command, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, StoreError, StoreErrorKind, machine};
+use tokio::time::sleep;
 
+use crate::attempts::Attempts;
 use crate::error::{damaged, failed};
-use crate::records::{Change, Records, UNCHANGED, VERSION, Written, misanswered, written};
+use crate::records::{CONFLICT_PAUSE, Change, Records, UNCHANGED, VERSION, Written, misanswered, unanswered, written};
 use crate::store::DynamoStore;
 
 const WHAT: &str = "settle with the items of the application";
@@ -17,15 +19,20 @@ const WHAT: &str = "settle with the items of the application";
 /// The most items of a transaction of the service.
 const MOST_ITEMS: usize = 100;
 
+/// How often other transactions may be in the way before the caller is told so. The pauses between grow to 200 ms.
+const MOST_CONFLICTS: u32 = 10;
+
 impl DynamoStore {
     /// Settles an operation and writes `items` in one transaction of the service: either all of it takes effect, or nothing.
     ///
-    /// `items` are at most 99, all in this account and region, and none is this record. `LeaseLost` means that nothing was written: another
-    /// owner has the record, or it is settled already, with the items of that call. The engine then answers with what the record says.
+    /// `items` are at most 99, all in this account and region, and none is this record. `LeaseLost` means that this call wrote nothing:
+    /// another owner has the record, or an earlier call of this owner has settled it, with its items. The engine then answers with what the
+    /// record says. After a retryable failure the operation runs again, so give `items` that may be written again.
     ///
     /// # Errors
     /// - [`TransactionFailed`](StoreErrorKind::TransactionFailed) when the service refuses one of `items`, as by its condition. Nothing is
-    ///   written. The source has the reasons, the first of which is for the record.
+    ///   written. The source has the reasons, the first of which is for the record. Also for a release, after which the items would be
+    ///   written again, and for more than 99 items.
     /// - Others as of a settlement. After an indeterminate one, repeat the call with the same items: they are written once.
     ///
     /// # Cancellation safety
@@ -42,6 +49,11 @@ impl DynamoStore {
                 format!("could not {WHAT}: {} are too many; the service takes 99 besides the record", items.len());
             return Err(StoreError::new(StoreErrorKind::TransactionFailed, message));
         }
+        if matches!(settlement, Settlement::Released) {
+            let message =
+                format!("could not {WHAT}: after a release the operation runs again, and would write them again");
+            return Err(StoreError::new(StoreErrorKind::TransactionFailed, message));
+        }
         self.records.settle_with(lease, settlement, retention, items).await
     }
 }
@@ -56,6 +68,7 @@ impl Records {
     ) -> Result<OwnerOutcome, StoreError> {
         let id = &lease.id;
         let mut found = self.read(WHAT, id).await?;
+        let (mut conflicts, mut may_be_done) = (0, false);
         loop {
             let command = Command::Owner(lease.owner, OwnerAction::Settle(settlement, retention));
             let (next, outcome) = machine::transition(found.record(), command, found.now);
@@ -64,10 +77,7 @@ impl Records {
             // If there is nothing to write, another call has done it, with its items.
             let (Some(change), OwnerOutcome::Applied) = (change, outcome) else { return Ok(OwnerOutcome::LeaseLost) };
             let Some(stored) = &found.stored else { return Ok(OwnerOutcome::LeaseLost) };
-            let Change::Put(next) = &change else {
-                let message = format!("could not {WHAT}: a release has no answer, so nothing may be written with it");
-                return Err(StoreError::new(StoreErrorKind::TransactionFailed, message));
-            };
+            let Change::Put(next) = &change else { return Err(misanswered()) };
             if let Some(cut) = &next.cut {
                 self.parts().write(WHAT, id, cut).await?;
             }
@@ -85,24 +95,32 @@ impl Records {
             // The client may repeat the request: the service then does not do it twice.
             let (token, sent) = (next.version.to_hex(), self.clock.elapsed());
             let write = self.client.transact_write_items().client_request_token(token).set_transact_items(Some(all));
-            let refused = match write.send().await {
-                Ok(_) => Written::Done,
+            let attempts = Attempts::default();
+            let written = match write.customize().interceptor(attempts.clone()).send().await {
+                Ok(_) => Ok(Written::Done),
                 Err(SdkError::ServiceError(service)) => match of_the_record(service.err()) {
-                    Some(reason) => written(reason.item.clone(), next.version)?,
-                    None => return Err(refused(SdkError::ServiceError(service))),
+                    Some(reason) => written(reason.item.clone(), next.version),
+                    None if passes(service.err()) && conflicts < MOST_CONFLICTS => Ok(Written::InTheWay),
+                    None => Err(refused(SdkError::ServiceError(service))),
                 },
-                Err(error) => return Err(failed(WHAT, true, error)),
+                Err(error) => Err(unanswered(WHAT, &attempts, error)),
             };
-            match refused {
+            // What an earlier attempt has written is found by its version, and without one nothing was written.
+            may_be_done |= attempts.may_be_done();
+            let settled = written.map_err(|error| if may_be_done { error.indeterminate() } else { error })?;
+            if let (Written::Changed(_) | Written::InTheWay, Some(cut)) = (&settled, &next.cut) {
+                self.parts().remove_quietly(id, cut.parts).await;
+            }
+            match settled {
                 Written::Done => {
                     self.after(id, &found, &change).await;
                     return Ok(OwnerOutcome::Applied);
                 }
-                Written::Changed(item) => {
-                    if let Some(cut) = &next.cut {
-                        self.parts().remove_quietly(id, cut.parts).await;
-                    }
-                    found = self.found(WHAT, id, item, sent).await?;
+                Written::Changed(item) => found = self.found(WHAT, id, item, sent).await?,
+                Written::InTheWay => {
+                    conflicts += 1;
+                    sleep(CONFLICT_PAUSE * conflicts).await;
+                    found = self.read(WHAT, id).await?;
                 }
             }
         }
@@ -115,34 +133,33 @@ fn of_the_record(error: &TransactWriteItemsError) -> Option<&CancellationReason>
     cancelled.cancellation_reasons().first().filter(|reason| reason.code() == Some("ConditionalCheckFailed"))
 }
 
+/// The codes of the reasons, the first of which is for the record.
+fn codes(error: &TransactWriteItemsError) -> Vec<&str> {
+    let TransactWriteItemsError::TransactionCanceledException(cancelled) = error else { return Vec::new() };
+    cancelled.cancellation_reasons().iter().map(|reason| reason.code().unwrap_or("None")).collect()
+}
+
+/// Whether only other transactions, or limits of the service, were in the way.
+fn passes(error: &TransactWriteItemsError) -> bool {
+    let codes = codes(error);
+    let passes = |code: &&str| {
+        matches!(*code, "None" | "TransactionConflict" | "ThrottlingError" | "ProvisionedThroughputExceeded")
+    };
+    !codes.is_empty() && codes.iter().all(passes)
+}
+
 /// The error of a transaction that was refused for an item of the application, or for another reason.
 fn refused<R>(error: SdkError<TransactWriteItemsError, R>) -> StoreError
 where
     R: std::fmt::Debug + Send + Sync + 'static,
 {
-    let codes = match &error {
-        SdkError::ServiceError(service) => match service.err() {
-            TransactWriteItemsError::TransactionCanceledException(cancelled) => cancelled
-                .cancellation_reasons()
-                .iter()
-                .map(|reason| reason.code().unwrap_or("None").to_owned())
-                .collect(),
-            _ => Vec::new(),
-        },
-        _ => Vec::new(),
-    };
-    if codes.is_empty() {
-        return failed(WHAT, true, error);
+    let reasons = error.as_service_error().map(|error| (codes(error).join(", "), passes(error)));
+    match reasons.filter(|(codes, _)| !codes.is_empty()) {
+        None => failed(WHAT, true, error),
+        Some((codes, passes)) => {
+            let kind = if passes { StoreErrorKind::Unavailable } else { StoreErrorKind::TransactionFailed };
+            let message = format!("could not {WHAT}: the service has refused them, and nothing was written: {codes}");
+            StoreError::new(kind, message).with_source(error)
+        }
     }
-    // Other transactions and limits of the service pass.
-    let passes = |code: &String| {
-        matches!(code.as_str(), "None" | "TransactionConflict" | "ThrottlingError" | "ProvisionedThroughputExceeded")
-    };
-    let kind = match codes.iter().all(passes) {
-        true => StoreErrorKind::Unavailable,
-        false => StoreErrorKind::TransactionFailed,
-    };
-    let message =
-        format!("could not {WHAT}: the service has refused them, and nothing was written: {}", codes.join(", "));
-    StoreError::new(kind, message).with_source(error)
 }

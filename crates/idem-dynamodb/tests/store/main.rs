@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
 
 mod conformance;
+mod cuts;
 mod leases;
 mod opening;
 mod parts;

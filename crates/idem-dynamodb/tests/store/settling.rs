@@ -3,12 +3,13 @@
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use idem_core::{Acquire, AcquireOutcome, IdempotencyStore, OwnerOutcome, Settlement, StoreErrorKind};
 use idem_dynamodb::DynamoStore;
-use idem_testkit::fixture::{KEPT, LEASE, completed, repeat_of, request};
+use idem_testkit::fixture::{KEPT, LEASE, checkpoint, completed, repeat_of, request};
 
+use crate::parts::large;
 use crate::support::{BOTH, PRECISION, Table};
 
 /// A payment of the application, in the same table, which must not be there before.
-fn payment(table: &Table, number: &str) -> TransactWriteItem {
+pub fn payment(table: &Table, number: &str) -> TransactWriteItem {
     let put = Put::builder()
         .table_name(&table.name)
         .item("pk", AttributeValue::B(b"payments".to_vec().into()))
@@ -38,6 +39,32 @@ async fn the_items_are_written_with_the_answer_and_only_once() {
         let again = store.settle_with(&lease, &completed(), KEPT, items()).await.unwrap();
         assert_eq!(again, OwnerOutcome::LeaseLost, "another settlement would have met the items");
         assert!(matches!(store.acquire(&repeat_of(&request)).await.unwrap(), AcquireOutcome::Replay(_)));
+    }
+}
+
+/// After a release the operation runs again, and would write them again.
+#[tokio::test]
+async fn no_items_are_written_with_a_release() {
+    let table = Table::new(BOTH[1]).await;
+    let (store, request) = (table.store().await, request());
+    let AcquireOutcome::Acquired(first) = store.acquire(&request).await.unwrap() else { panic!() };
+    // A release keeps the record of a run that has a checkpoint.
+    store.checkpoint(&first, &checkpoint("charged")).await.unwrap();
+    let error = store.settle_with(&first, &Settlement::Released, KEPT, vec![payment(&table, "1")]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::TransactionFailed);
+    assert_eq!(table.items("payment/").await, 0);
+}
+
+#[tokio::test]
+async fn a_large_answer_is_settled_with_items() {
+    for emulator in BOTH {
+        let table = Table::new(emulator).await;
+        let (store, request) = (table.store().await, request());
+        let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!() };
+        let settlement = Settlement::Completed(large());
+        store.settle_with(&lease, &settlement, KEPT, vec![payment(&table, "1")]).await.unwrap();
+        let AcquireOutcome::Replay(replay) = store.acquire(&repeat_of(&request)).await.unwrap() else { panic!() };
+        assert_eq!((replay.response, table.items("payment/").await), (large(), 1), "{emulator:?}");
     }
 }
 

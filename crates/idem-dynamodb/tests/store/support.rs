@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
+use aws_sdk_dynamodb::types::AttributeValue;
 use idem_core::TimeOffset;
 use idem_dynamodb::{DynamoConfig, DynamoStore};
 use idem_servers::DynamoDb;
@@ -63,12 +64,29 @@ impl Table {
     }
 
     pub fn config(&self) -> DynamoConfig {
-        DynamoConfig::new(self.client.clone(), &self.name).time_offset(self.offset.clone())
+        let renewals = self.client.clone();
+        DynamoConfig::new(self.client.clone(), &self.name).renewals(renewals).time_offset(self.offset.clone())
     }
 
     /// A store that has seen nothing yet, as in another process.
     pub async fn store(&self) -> DynamoStore {
         DynamoStore::open(self.config()).await.unwrap()
+    }
+
+    /// Puts an item that expired long ago.
+    pub async fn put(&self, partition: &[u8], sort: &str) {
+        let put = self.client.put_item().table_name(&self.name);
+        let put = put.item("pk", AttributeValue::B(partition.to_vec().into()));
+        let put = put.item("sk", AttributeValue::S(sort.to_owned()));
+        put.item("expires_at", AttributeValue::N("1700000000".to_owned())).send().await.unwrap();
+    }
+
+    /// Removes one of the items whose sort key begins so.
+    pub async fn remove_one(&self, sort: &str) {
+        let items = self.client.scan().table_name(&self.name).consistent_read(true).send().await.unwrap();
+        let item = items.items().iter().find(|item| item["sk"].as_s().unwrap().starts_with(sort)).unwrap();
+        let remove = self.client.delete_item().table_name(&self.name);
+        remove.key("pk", item["pk"].clone()).key("sk", item["sk"].clone()).send().await.unwrap();
     }
 
     /// How many items the table has with this sort key, or one that begins so.

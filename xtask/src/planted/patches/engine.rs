@@ -594,11 +594,11 @@ pub(super) const PATCHES: &[Patch] = &[
         ),
         edit(
             "crates/idem-core/src/engine/execute.rs",
-            "                    engine.spawn(driven, span);",
+            "                    engine.spawn(driven, callers);",
             "                    if PLANTED {
-                        Attended::new(engine, driven, span).await;
+                        Attended::new(engine, driven, callers).await;
                     } else {
-                        engine.spawn(driven, span);
+                        engine.spawn(driven, callers);
                     }",
         ),
     ]),

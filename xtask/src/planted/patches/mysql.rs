@@ -11,6 +11,13 @@ pub(super) const PATCHES: &[Patch] = &[
         "sql.push(if PLANTED { \"INSERT IGNORE INTO \" } else { \"INSERT INTO \" }).push(table).push(\" (\")",
     ),
     patch(
+        "mysql-batch-takes-a-locked-row-for-absent",
+        &["mysql-concurrency"],
+        "crates/idem-mysql/src/batch.rs",
+        "(Verb::Acquire(_), ..) | (_, None, _) => return alone,",
+        "(Verb::Acquire(_), ..) | (_, None, _) => return if PLANTED { Batched::Done(outcome) } else { alone },",
+    ),
+    patch(
         "mysql-takes-over-without-a-lock",
         &["mysql-concurrency"],
         "crates/idem-mysql/src/records.rs",
