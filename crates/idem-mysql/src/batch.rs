@@ -8,14 +8,14 @@
 //! takeover, a step that an earlier try may have done, and each verb of a batch that failed. Each verb may be repeated with its owner
 //! token (law L8), so that is safe also if the batch was committed and its answer was lost.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use idem_core::{
-    Acquire, Checkpoint, Command, Outcome, OwnerAction, OwnerToken, Record, RecordId, Settlement, StoreError,
+    Acquire, Checkpoint, Command, Origin, Outcome, OwnerAction, OwnerToken, Record, RecordId, Settlement, StoreError,
     StoreErrorKind, StoredBody, Term, Timestamp, machine,
 };
 use sqlx::Row as _;
@@ -25,15 +25,15 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use crate::error::{store_error, unreadable};
+use crate::error::{is_in_the_way, may_be_done, store_error, unreadable};
 use crate::records::{Records, is_done, misanswered};
 use crate::row;
 use crate::session::Session;
-use crate::sql::{NOW, Sql};
+use crate::sql::{BEGIN, NOW, Sql};
 use crate::timeouts::VERB_TIMEOUT;
 
 /// How many batches run at once: while one waits for the disk, the server works on the other.
-const MOST_RUNNING: usize = 3;
+pub(crate) const MOST_RUNNING: u32 = 3;
 
 /// How long a task that has answered several verbs lets their callers run first, at most.
 const YIELD_TIMEOUT: Duration = Duration::from_millis(1);
@@ -44,9 +44,6 @@ const MOST_VERBS: usize = 64;
 /// The most bytes of answers and checkpoints in a batch, unless one verb alone has more. Four of these, as hexadecimal digits, fit into
 /// the smallest `max_allowed_packet` that `self_test` does not report.
 const MOST_BYTES: usize = 512 * 1024;
-
-/// Begins a transaction at the isolation level of the session, which is READ COMMITTED. A connection for verbs runs nothing else.
-const BEGIN_BATCH: &str = "START TRANSACTION READ WRITE;";
 
 /// Takes a row's lock unless another session has it.
 const UNLESS_LOCKED: &str = " FOR UPDATE SKIP LOCKED;";
@@ -98,20 +95,41 @@ impl Verb {
 }
 
 /// How a verb fared in a batch.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Batched {
     Done(Outcome),
     /// It needs a transaction of its own.
-    Alone {
-        /// Whether the batch may have done it.
-        may_be_done: bool,
-    },
+    Alone(Seen),
+}
+
+/// What the batch knows of a verb that it has not done.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seen {
+    /// The batch may have done it.
+    pub(crate) may_be_done: bool,
+    /// There is a record of another run, so the operation must not run without protection.
+    pub(crate) has_other_run: bool,
+}
+
+impl Seen {
+    /// What an error says after this.
+    pub(crate) fn flag(self, error: StoreError) -> StoreError {
+        let error = if self.may_be_done { error.indeterminate() } else { error };
+        if self.has_other_run { error.with_existing_record() } else { error }
+    }
 }
 
 struct Job {
     id: RecordId,
     verb: Verb,
     answer: oneshot::Sender<Batched>,
+}
+
+impl Job {
+    /// A caller that has gone repeats its verb.
+    fn answer(self, batched: Batched) {
+        let _ = self.answer.send(batched);
+    }
 }
 
 /// Runs verbs in batches, in tasks on the runtime that opened the store. Clones share it.
@@ -121,21 +139,22 @@ pub(crate) struct Batcher(Arc<Shared>);
 struct Shared {
     records: Records,
     runtime: Handle,
+    most_running: usize,
     waiting: Mutex<Waiting>,
 }
 
 #[derive(Default)]
 struct Waiting {
     jobs: VecDeque<Job>,
-    /// The records of the batches that run. Another verb on one of them waits, because it would find the record locked.
+    /// The records of the batches that run. Another verb on one of them waits, because it would find the record locked or half made.
     in_flight: HashSet<RecordId>,
     running: usize,
 }
 
 impl Batcher {
-    /// Must be called in the runtime that will run the batches.
-    pub(crate) fn new(records: Records) -> Self {
-        Self(Arc::new(Shared { records, runtime: Handle::current(), waiting: Mutex::default() }))
+    /// Must be called in the runtime that will run the batches, at most `most_running` at once.
+    pub(crate) fn new(records: Records, most_running: usize) -> Self {
+        Self(Arc::new(Shared { records, runtime: Handle::current(), most_running, waiting: Mutex::default() }))
     }
 
     /// Runs a verb in the next batch.
@@ -147,7 +166,7 @@ impl Batcher {
         let is_to_start = {
             let mut waiting = self.0.lock();
             waiting.jobs.push_back(Job { id, verb, answer });
-            let is_to_start = waiting.running < MOST_RUNNING;
+            let is_to_start = waiting.running < self.0.most_running;
             waiting.running += usize::from(is_to_start);
             is_to_start
         };
@@ -156,7 +175,7 @@ impl Batcher {
             self.0.runtime.spawn(runner.run());
         }
         // A task that ended early may have sent its statements.
-        answered.await.unwrap_or(Batched::Alone { may_be_done: true })
+        answered.await.unwrap_or(Batched::Alone(Seen { may_be_done: true, has_other_run: false }))
     }
 }
 
@@ -192,14 +211,15 @@ impl Runner {
         }
     }
 
-    /// The verbs of the next batch, each on another record; `None` if there is none.
+    /// The verbs of the next batch, each on another record, but for acquires; `None` if there is none.
     fn next(&mut self) -> Option<Vec<Job>> {
         let shared = Arc::clone(&self.shared);
         let mut waiting = shared.lock();
         for id in self.in_flight.drain(..) {
             waiting.in_flight.remove(&id);
         }
-        let (mut taken, mut passed_over, mut bytes) = (Vec::new(), VecDeque::new(), 0);
+        let (mut taken, mut passed_over, mut acquired) = (Vec::new(), VecDeque::new(), HashSet::new());
+        let mut bytes = 0;
         while taken.len() < MOST_VERBS
             && let Some(job) = waiting.jobs.pop_front()
         {
@@ -212,12 +232,19 @@ impl Runner {
                 passed_over.push_back(job);
                 break;
             }
-            if !waiting.in_flight.insert(job.id) {
+            // Acquires of one record share a batch, as many repeats come at once.
+            let shares = job.verb.is_acquire() && acquired.contains(&job.id);
+            if !shares && !waiting.in_flight.insert(job.id) {
                 passed_over.push_back(job);
                 continue;
             }
+            if !shares {
+                self.in_flight.push(job.id);
+            }
+            if job.verb.is_acquire() {
+                acquired.insert(job.id);
+            }
             bytes += more;
-            self.in_flight.push(job.id);
             taken.push(job);
         }
         // They keep their turn.
@@ -253,139 +280,225 @@ impl Drop for Runner {
 }
 
 /// Runs a batch, and answers its callers.
+///
+/// If a new record was made elsewhere meanwhile, the verbs that make new records are left to their callers, and the others are tried once
+/// more.
 async fn run_batch(records: &Records, jobs: Vec<Job>) {
-    let mut may_be_done = false;
-    let done = timeout(VERB_TIMEOUT, try_batch(records, &jobs, &mut may_be_done)).await;
-    let done = done.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Timeout, "a batch took too long")));
-    match done {
-        Ok(done) => {
-            for (job, batched) in jobs.into_iter().zip(done) {
-                // A caller that has gone repeats its verb.
-                let _ = job.answer.send(batched);
-            }
+    let Some(rest) = run_once(records, jobs).await else { return };
+    let (new, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|job| job.verb.is_acquire());
+    for job in new {
+        job.answer(Batched::Alone(Seen::default()));
+    }
+    if rest.is_empty() {
+        return;
+    }
+    for job in run_once(records, rest).await.into_iter().flatten() {
+        job.answer(Batched::Alone(Seen::default()));
+    }
+}
+
+/// Runs a batch. Returns the verbs that other sessions were in the way of, of which nothing is done; all others are answered.
+async fn run_once(records: &Records, jobs: Vec<Job>) -> Option<Vec<Job>> {
+    let mut batch = Batch { records, jobs, written: Vec::new(), may_be_done: false, other_runs: HashSet::new() };
+    let ran = timeout(VERB_TIMEOUT, batch.run()).await;
+    let error = match ran {
+        Ok(Ok(())) => None,
+        Ok(Err(Failed::InTheWay(error))) => {
+            tracing::debug!(error = &error as &dyn std::error::Error, "other sessions were in the way of a batch");
+            return Some(batch.jobs);
         }
-        Err(error) => {
+        Ok(Err(Failed::Else(error))) => Some(error),
+        Err(_) => Some(StoreError::new(StoreErrorKind::Timeout, format!("a batch took longer than {VERB_TIMEOUT:?}"))),
+    };
+    let Batch { jobs, written, may_be_done, other_runs, .. } = batch;
+    match error {
+        None => jobs.into_iter().zip(written).for_each(|(job, outcome)| job.answer(Batched::Done(outcome))),
+        Some(error) => {
             tracing::debug!(
                 verbs = jobs.len(),
                 error = &error as &dyn std::error::Error,
                 "a batch failed; each of its verbs is run alone"
             );
             for job in jobs {
-                let _ = job.answer.send(Batched::Alone { may_be_done });
+                let has_other_run = other_runs.contains(&job.id);
+                job.answer(Batched::Alone(Seen { may_be_done, has_other_run }));
             }
         }
     }
+    None
 }
 
-/// Runs a batch in one transaction. After an error, nothing is done unless `may_be_done`.
-async fn try_batch(records: &Records, jobs: &[Job], may_be_done: &mut bool) -> Result<Vec<Batched>, StoreError> {
-    let failed = |error| store_error("run a batch of verbs", error);
-    let mut session = Session::of(&records.pool).await.map_err(failed)?;
-    let changes_rows = jobs.iter().any(|job| !job.verb.is_acquire());
-    let mut sql = Sql::new(if changes_rows { BEGIN_BATCH } else { "" });
-    let tables = &records.tables;
-    tables.read_all(&mut sql, jobs.iter().filter(|job| job.verb.is_acquire()).map(|job| &job.id), ";");
-    tables.read_all(&mut sql, jobs.iter().filter(|job| !job.verb.is_acquire()).map(|job| &job.id), UNLESS_LOCKED);
-    sql.push("SELECT ").push(NOW);
-    let rows = match session.run(sql).await {
-        Ok(rows) => rows,
-        Err(error) => {
-            session.recover(&error).await;
-            return Err(failed(error));
-        }
-    };
-    let decided = decide(records, jobs, &rows).and_then(|(sql, decided)| {
-        tables.expect_fits(&sql)?;
-        Ok((sql, decided))
-    });
-    let (mut sql, decided) = match decided {
-        Ok(decided) => decided,
-        Err(error) => {
-            if session.run(Sql::new("ROLLBACK")).await.is_ok() {
-                session.give_back();
-            }
-            return Err(error);
-        }
-    };
-    let has_changes = sql.len() > 0;
-    match (has_changes, changes_rows) {
-        // Without a transaction, one statement is all that is written: it makes new records.
-        (true, false) => {}
-        (true, true) => {
-            sql.push("COMMIT");
-        }
-        (false, true) => {
-            sql.push("ROLLBACK");
-        }
-        (false, false) => {
-            session.give_back();
-            return Ok(decided);
-        }
-    }
-    *may_be_done = has_changes;
-    match session.run(sql).await {
-        Ok(_) => {
-            session.give_back();
-            Ok(decided)
-        }
-        // The answers stand; only locks were to be given back, and closing the session does that.
-        Err(_) if !has_changes => Ok(decided),
-        Err(error) => {
-            *may_be_done = crate::error::may_be_done(&error);
-            session.recover(&error).await;
-            Err(failed(error))
-        }
-    }
+/// Why a batch was not done.
+enum Failed {
+    /// Other sessions were in the way, and nothing is done.
+    InTheWay(StoreError),
+    Else(StoreError),
 }
 
-/// Lets the state machine decide each verb, and writes the statements for what has changed.
-fn decide(records: &Records, jobs: &[Job], rows: &[MySqlRow]) -> Result<(Sql, Vec<Batched>), StoreError> {
-    let (time, rows) = rows.split_last().ok_or_else(misanswered)?;
-    let now: i64 = time.try_get(0).map_err(unreadable)?;
-    let now = Timestamp::from_unix_micros(now.saturating_add(records.offset.micros()));
-    let mut found: HashMap<RecordId, Result<Record, StoreError>> = HashMap::with_capacity(rows.len());
-    for read in rows {
-        found.insert(row::id(read).map_err(unreadable)?, row::read(read));
-    }
-    let table = &records.tables.records;
-    let (mut sql, mut new, mut changed) = (Sql::default(), Vec::new(), Vec::new());
-    let decided = jobs.iter().map(|job| {
-        let alone = Batched::Alone { may_be_done: false };
-        let before = match found.get(&job.id) {
-            None => None,
-            Some(Ok(record)) => Some(record),
-            // The transaction of the verb tells the error.
-            Some(Err(_)) => return alone,
+/// A batch that runs.
+struct Batch<'a> {
+    records: &'a Records,
+    /// The verbs that are not answered. After the decision these are those that write something.
+    jobs: Vec<Job>,
+    /// Their outcomes, in the same order.
+    written: Vec<Outcome>,
+    may_be_done: bool,
+    /// Records that acquires have met of other runs.
+    other_runs: HashSet<RecordId>,
+}
+
+impl Batch<'_> {
+    /// Runs it in one transaction. Verbs that write nothing are answered before the others are committed.
+    async fn run(&mut self) -> Result<(), Failed> {
+        let failed = |error| Failed::Else(store_error("run a batch of verbs", error));
+        let mut session = Session::of(&self.records.pool).await.map_err(failed)?;
+        let (tables, has_owners) = (&self.records.tables, self.jobs.iter().any(|job| !job.verb.is_acquire()));
+        let mut sql = Sql::new(if has_owners { BEGIN } else { "" });
+        let ids = |is_acquire: bool| {
+            self.jobs.iter().filter(move |job| job.verb.is_acquire() == is_acquire).map(|job| &job.id)
         };
-        let (next, outcome) = machine::transition(before, job.verb.command(), now);
-        match (&job.verb, before, next) {
-            (Verb::Acquire(request), None, Some(next)) => new.push((job.id, &request.origin, next)),
-            (_, Some(before), next) if next.as_ref() == Some(before) => {
-                // An earlier try has done it, and its COMMIT may not be on the disk.
-                if is_done(&outcome) {
-                    return alone;
+        tables.read_all(&mut sql, ids(true), ";");
+        tables.read_all(&mut sql, ids(false), UNLESS_LOCKED);
+        sql.push("SELECT ").push(NOW);
+        let rows = match session.run(sql).await {
+            Ok(rows) => rows,
+            Err(error) => {
+                session.recover(&error).await;
+                return Err(failed(error));
+            }
+        };
+        let sql = match self.decide(&rows) {
+            Ok(sql) => sql,
+            Err(error) => {
+                session.roll_back().await;
+                return Err(Failed::Else(error));
+            }
+        };
+        let sql = match (sql, has_owners) {
+            (None, false) => {
+                session.give_back();
+                return Ok(());
+            }
+            (None, true) => {
+                session.roll_back().await;
+                return Ok(());
+            }
+            (Some(sql), has_owners) => {
+                let mut message = Sql::new(if has_owners { "" } else { BEGIN });
+                message.push(sql.text_so_far()).push("COMMIT");
+                message
+            }
+        };
+        self.may_be_done = true;
+        match session.run(sql).await {
+            Ok(_) => {
+                session.give_back();
+                Ok(())
+            }
+            Err(error) => {
+                self.may_be_done = may_be_done(&error);
+                let is_in_the_way = !self.may_be_done && is_in_the_way(&error);
+                session.recover(&error).await;
+                Err(if is_in_the_way {
+                    Failed::InTheWay(store_error("run a batch of verbs", error))
+                } else {
+                    failed(error)
+                })
+            }
+        }
+    }
+
+    /// Lets the state machine decide each verb, answers those that write nothing, and returns the statements of the others.
+    fn decide(&mut self, rows: &[MySqlRow]) -> Result<Option<Sql>, StoreError> {
+        let (time, rows) = rows.split_last().ok_or_else(misanswered)?;
+        let now: i64 = time.try_get(0).map_err(unreadable)?;
+        let now = Timestamp::from_unix_micros(now.saturating_add(self.records.offset.micros()));
+        let mut found = HashMap::with_capacity(rows.len());
+        for read in rows {
+            let record = if row::is_whole(read).map_err(unreadable)? { row::read(read).ok() } else { None };
+            found.insert(row::id(read).map_err(unreadable)?, record);
+        }
+        let mut changes = Changes::default();
+        let mut written = Vec::new();
+        for job in mem::take(&mut self.jobs) {
+            let before = match found.get(&job.id) {
+                // The transaction of the verb reads it, or tells its error.
+                Some(None) => {
+                    job.answer(Batched::Alone(Seen { may_be_done: false, has_other_run: true }));
+                    continue;
+                }
+                Some(Some(record)) => Some(record),
+                // An acquire before this one makes it.
+                None => changes.new.get(&job.id).map(|(_, record)| record),
+            };
+            let is_new = changes.new.contains_key(&job.id);
+            let current = before.filter(|before| machine::current(Some(before), now).is_some());
+            let has_other_run = match &job.verb {
+                Verb::Acquire(request) => current.is_some_and(|record| record.owner != request.owner),
+                _ => false,
+            };
+            if has_other_run && !is_new {
+                self.other_runs.insert(job.id);
+            }
+            let alone = Batched::Alone(Seen { may_be_done: false, has_other_run: has_other_run && !is_new });
+            let (next, outcome) = machine::transition(before, job.verb.command(), now);
+            let is_unchanged = next.as_ref() == before;
+            match (&job.verb, before, next) {
+                // It holds if the batch is committed.
+                _ if is_new && is_unchanged && !is_done(&outcome) => written.push((job, outcome)),
+                // An earlier try has done it, and its COMMIT may not be on the disk. Without a row, one may be locked.
+                _ if is_new || (is_unchanged && is_done(&outcome)) => job.answer(alone),
+                (_, Some(_), _) if is_unchanged => job.answer(Batched::Done(outcome)),
+                // Nothing is written for a caller that has gone.
+                (Verb::Acquire(request), None, Some(next)) if !job.answer.is_closed() => {
+                    changes.new.insert(job.id, (request.origin.clone(), next));
+                    written.push((job, outcome));
+                }
+                // An acquire has no lock. A row that was not found is absent, or is locked. One that is over is left to the purge.
+                (Verb::Acquire(_), ..) | (_, None, _) => job.answer(alone),
+                _ if current.is_none() => job.answer(alone),
+                (_, Some(before), Some(next)) => {
+                    changes.changed.push((job.id, before.clone(), next));
+                    written.push((job, outcome));
+                }
+                (_, Some(_), None) => {
+                    changes.removed.push(job.id);
+                    written.push((job, outcome));
                 }
             }
-            // An acquire has no lock. A row that was not found is absent, or is locked.
-            (Verb::Acquire(_), ..) | (_, None, _) => return alone,
-            // It is left to the purge.
-            (_, Some(before), _) if machine::current(Some(before), now).is_none() => return alone,
-            (_, Some(before), Some(next)) => changed.push((job.id, before, next)),
-            (_, Some(_), None) => row::delete(&mut sql, table, &job.id),
         }
-        Batched::Done(outcome)
-    });
-    let decided = decided.collect();
-    match &changed[..] {
-        [] => {}
-        // Columns that have not changed are not sent.
-        [(id, before, next)] => row::update(&mut sql, table, id, before, next),
-        changed => row::update_all(&mut sql, table, changed.iter().map(|(id, _, next)| (id, next))),
+        (self.jobs, self.written) = written.into_iter().unzip();
+        if self.jobs.is_empty() {
+            return Ok(None);
+        }
+        let sql = changes.into_sql(&self.records.tables.records);
+        self.records.tables.expect_fits(&sql)?;
+        Ok(Some(sql))
     }
-    // In the order of their ids, so that batches of other processes do not wait for each other in a circle.
-    new.sort_unstable_by_key(|(id, ..)| *id);
-    if !new.is_empty() {
-        row::insert(&mut sql, table, new.iter().map(|(id, origin, record)| (id, *origin, record)));
+}
+
+/// What a batch writes.
+#[derive(Default)]
+struct Changes {
+    /// In the order of their ids, so that batches of other processes do not wait for each other in a circle.
+    new: BTreeMap<RecordId, (Origin, Record)>,
+    changed: Vec<(RecordId, Record, Record)>,
+    removed: Vec<RecordId>,
+}
+
+impl Changes {
+    fn into_sql(self, table: &str) -> Sql {
+        let mut sql = Sql::default();
+        if !self.new.is_empty() {
+            row::insert(&mut sql, table, self.new.iter().map(|(id, (origin, record))| (id, origin, record)));
+        }
+        match &self.changed[..] {
+            [] => {}
+            // Columns that have not changed are not sent.
+            [(id, before, next)] => row::update(&mut sql, table, id, before, next),
+            changed => row::update_all(&mut sql, table, changed),
+        }
+        self.removed.iter().for_each(|id| row::delete(&mut sql, table, id));
+        sql
     }
-    Ok((sql, decided))
 }

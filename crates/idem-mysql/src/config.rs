@@ -94,7 +94,7 @@ impl MySqlConfig {
     }
 
     /// How many connections carry the verbs of the store. Default 16: three of them carry the verbs that share a transaction, and the
-    /// others those that need their own, as a takeover does. A server has 151 connections by default, for all processes together.
+    /// others, at least one, those that need their own, as a takeover does. A server has 151 connections by default, for all processes together.
     #[must_use]
     pub fn verb_connections(mut self, connections: NonZeroU32) -> Self {
         self.verb_connections = connections;

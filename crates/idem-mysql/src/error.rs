@@ -113,6 +113,11 @@ pub(crate) fn is_contended(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(DUPLICATE_ENTRY | DEADLOCK | CHECK_READ))
 }
 
+/// The same, or a lock was not given in time.
+pub(crate) fn is_in_the_way(error: &sqlx::Error) -> bool {
+    is_contended(error) || number(error) == Some(LOCK_WAIT_TIMEOUT)
+}
+
 /// Whether the transaction has read a row that another one has changed since.
 pub(crate) fn is_outdated(error: &sqlx::Error) -> bool {
     number(error) == Some(CHECK_READ)

@@ -14,7 +14,7 @@ use sqlx::{MySqlPool, Row as _};
 use tokio::time::timeout;
 
 use crate::error::{TOO_LARGE, is_connection_useless, is_contended, may_be_done, store_error, unreadable};
-use crate::row::{self, columns};
+use crate::row::{self, columns, columns_of_many};
 use crate::server::Settings;
 use crate::session::Session;
 use crate::sql::{BEGIN, NOW, Sql, quoted};
@@ -33,6 +33,8 @@ pub(crate) struct Tables {
     /// The database itself, not quoted.
     pub(crate) database: String,
     columns: String,
+    /// What a batch reads.
+    columns_of_many: String,
     /// Locks the row of a settlement. On MariaDB it waits for [`SETTLEMENT_LOCK_WAIT`] at most.
     pub(crate) settlement_lock: String,
     /// The server's `max_allowed_packet`, in bytes.
@@ -52,6 +54,7 @@ impl Tables {
             identity: format!("{place}.idem_identity"),
             database,
             columns: columns(),
+            columns_of_many: columns_of_many(),
             settlement_lock,
             max_packet: AtomicUsize::new(settings.max_packet()),
         }
@@ -77,11 +80,16 @@ impl Tables {
     }
 
     /// The statement that reads these records with their ids, in any order; none without ids. `end` ends it, and may lock the rows.
+    /// Of a large answer it says only that it is there, because other verbs wait for the whole message.
     pub(crate) fn read_all<'a>(&self, sql: &mut Sql, ids: impl Iterator<Item = &'a RecordId>, end: &str) {
         let mut is_first = true;
         for id in ids {
             if is_first {
-                sql.push("SELECT ").push(&self.columns).push(",id FROM ").push(&self.records).push(" WHERE id IN (");
+                sql.push("SELECT ")
+                    .push(&self.columns_of_many)
+                    .push(" FROM ")
+                    .push(&self.records)
+                    .push(" WHERE id IN (");
             }
             sql.push(if is_first { "" } else { "," }).bytes(id.as_bytes());
             is_first = false;

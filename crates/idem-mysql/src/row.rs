@@ -49,6 +49,20 @@ pub(crate) fn columns() -> String {
         .join(",")
 }
 
+/// The most bytes of an answer that a batch reads.
+const LARGE: usize = 32 * 1024;
+
+/// What a batch reads: no large bodies. The id and whether the answer is whole follow.
+pub(crate) fn columns_of_many() -> String {
+    let is_whole = format!("COALESCE(LENGTH(`body`)<={LARGE},1)");
+    let columns = CHANGING.map(|column| match column {
+        "`body`" => format!("IF({is_whole},`body`,NULL)"),
+        "checkpoint_name" => "CAST(checkpoint_name AS BINARY)".to_owned(),
+        column => column.to_owned(),
+    });
+    format!("{},id,{is_whole}", columns.join(","))
+}
+
 /// What [`summary`] reads: no bodies, and of the headers only the trace, which has a mark of 4 bytes and 25 of its own.
 pub(crate) fn summary_columns() -> String {
     let columns = CHANGING.map(|column| match column {
@@ -74,19 +88,28 @@ pub(crate) fn insert<'a>(
     sql.push(";");
 }
 
-/// Writes one statement that updates records, at least one, which are there and are locked.
+/// Writes one statement that updates records, at least one, which are there and are locked. Each comes with the record before.
 ///
 /// For the server this is much less work than a statement for each. It never inserts, so that columns do not matter which stay as they
 /// are.
-pub(crate) fn update_all<'a>(
-    sql: &mut Sql,
-    table: &str,
-    records: impl IntoIterator<Item = (&'a RecordId, &'a Record)>,
-) {
+pub(crate) fn update_all(sql: &mut Sql, table: &str, records: &[(RecordId, Record, Record)]) {
     let nowhere = Origin { namespace: "".into(), scope: Scope::single_tenant("") };
-    let is_written = insert_rows(sql, table, records.into_iter().map(|(id, record)| (id, &nowhere, record)));
+    // A checkpoint may be large, and few verbs change it.
+    let keeps_checkpoints = records.iter().all(|(_, before, next)| before.checkpoint == next.checkpoint);
+    let sent: Vec<Record> = records
+        .iter()
+        .map(|(_, _, next)| match keeps_checkpoints {
+            true => Record { checkpoint: None, ..next.clone() },
+            false => next.clone(),
+        })
+        .collect();
+    let rows = records.iter().zip(&sent).map(|((id, ..), record)| (id, &nowhere, record));
+    let is_written = insert_rows(sql, table, rows);
     sql.push(" ON DUPLICATE KEY UPDATE ");
-    let changing = CHANGING.iter().zip(is_written).filter(|(column, _)| !STAYING.contains(column));
+    let stays = |column: &str| {
+        STAYING.contains(&column) || (keeps_checkpoints && ["checkpoint_name", "checkpoint_data"].contains(&column))
+    };
+    let changing = CHANGING.iter().zip(is_written).filter(|(column, _)| !stays(column));
     for (at, (column, is_written)) in changing.enumerate() {
         sql.push(if at == 0 { "" } else { "," }).push(column).push("=");
         match is_written {
@@ -211,6 +234,11 @@ fn values(record: &Record) -> [Value; CHANGING.len()] {
 /// Reads a record, expired or not.
 pub(crate) fn read(row: &MySqlRow) -> Result<Record, StoreError> {
     Record::try_from(flat(row).map_err(unreadable)?).map_err(unreadable)
+}
+
+/// Whether the answer of a record was read with it.
+pub(crate) fn is_whole(row: &MySqlRow) -> Result<bool, sqlx::Error> {
+    row.try_get::<i64, _>(ID + 1).map(|is_whole| is_whole == 1)
 }
 
 /// Reads the id of a record.

@@ -10,7 +10,8 @@ use tokio::time::timeout;
 use crate::error::is_connection_useless;
 use crate::sql::Sql;
 use crate::timeouts::{
-    IDLE_TIMEOUT, LOCK_WAIT, PING_TIMEOUT, SERVER_HANDLER_IDLE_TIMEOUT, SERVER_IDLE_TIMEOUT, TRUSTED_IDLE,
+    IDLE_TIMEOUT, LOCK_WAIT, PING_TIMEOUT, SERVER_HANDLER_IDLE_TIMEOUT, SERVER_IDLE_TIMEOUT, TRANSACTION_IDLE,
+    TRUSTED_IDLE,
 };
 
 /// In the `sql_mode` of the store's sessions: a value that does not fit is an error, whatever the server's default is.
@@ -42,10 +43,17 @@ impl Session {
         self.is_clean = true;
     }
 
-    /// Rolls back after this error of the server's, so that the connection can be used again; else closes it.
-    pub(crate) async fn recover(mut self, error: &sqlx::Error) {
-        if !is_connection_useless(error) && self.run(Sql::new("ROLLBACK")).await.is_ok() {
+    /// Ends the transaction, of which nothing is to be kept. A connection that does not answer is closed.
+    pub(crate) async fn roll_back(mut self) {
+        if self.run(Sql::new("ROLLBACK")).await.is_ok() {
             self.give_back();
+        }
+    }
+
+    /// Rolls back after this error of the server's, so that the connection can be used again; else closes it.
+    pub(crate) async fn recover(self, error: &sqlx::Error) {
+        if !is_connection_useless(error) {
+            self.roll_back().await;
         }
     }
 }
@@ -67,7 +75,10 @@ pub(crate) async fn run(connection: &mut MySqlConnection, sql: Sql) -> Result<Ve
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Verbs. A statement gives up early if another session keeps a row locked, because its caller does so as well.
-    Verbs,
+    Verbs {
+        /// Whether the server can end a session that is idle inside of a transaction.
+        is_mariadb: bool,
+    },
     /// Handlers' transactions.
     Handlers {
         /// Whether the server has `innodb_snapshot_isolation`.
@@ -78,11 +89,19 @@ pub(crate) enum Use {
 /// A pool of the store. Its connections are made when they are needed.
 pub(crate) fn pool(options: MySqlConnectOptions, purpose: Use, most: u32, wait: Duration) -> MySqlPool {
     let (isolation, server_idle, more) = match purpose {
-        Use::Verbs => (
+        Use::Verbs { is_mariadb } => (
             COMMITTED,
             SERVER_IDLE_TIMEOUT,
             // The server does not notice a client that has left a session which waits for a lock of the table, as of ALTER TABLE.
-            format!("innodb_lock_wait_timeout={0},lock_wait_timeout={0},sql_mode='{STRICT}'", LOCK_WAIT.as_secs()),
+            format!(
+                "innodb_lock_wait_timeout={0},lock_wait_timeout={0},sql_mode='{STRICT}'{1}",
+                LOCK_WAIT.as_secs(),
+                if is_mariadb {
+                    format!(",idle_transaction_timeout={}", TRANSACTION_IDLE.as_secs())
+                } else {
+                    String::new()
+                }
+            ),
         ),
         Use::Handlers { isolates } => {
             // The mode of the server and of sqlx stays: `||` means the same as in the application's other sessions.

@@ -56,6 +56,10 @@ impl Sql {
         self.0.len()
     }
 
+    pub(crate) fn text_so_far(&self) -> &str {
+        &self.0
+    }
+
     pub(crate) fn into_text(self) -> String {
         self.0
     }

@@ -1,8 +1,11 @@
 //! The store: how it opens, and the traits of the core that it implements.
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,7 +20,7 @@ use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, MySqlConnection, MySqlPool, Row as _};
 use tokio::time::{Instant, timeout};
 
-use crate::batch::{Batched, Batcher, Verb};
+use crate::batch::{Batched, Batcher, MOST_RUNNING, Seen, Verb};
 use crate::config::{MySqlConfig, Source};
 use crate::error::{opening_error, store_error, unreadable};
 use crate::handler_session::HandlerSession;
@@ -29,7 +32,7 @@ use crate::server::{
 };
 use crate::session::{Use, pool, run};
 use crate::sql::Sql;
-use crate::timeouts::{CONNECT_TIMEOUT, MIGRATION_WAIT, SHORTEST_CONNECT, VERB_TIMEOUT};
+use crate::timeouts::{CONNECT_TIMEOUT, MIGRATION_WAIT, SHORTEST_CONNECT, SLOW_BATCH, VERB_TIMEOUT};
 use crate::transaction::MySqlTransaction;
 
 /// A store that keeps records in a database of MariaDB. Clones share everything.
@@ -45,6 +48,7 @@ pub struct MySqlStore {
     options: Arc<MySqlConnectOptions>,
     durability: Arc<DurabilityReport>,
     identity: [u8; 16],
+    is_mariadb: bool,
 }
 
 impl MySqlStore {
@@ -86,11 +90,15 @@ impl MySqlStore {
                 pool(options.clone(), Use::Handlers { isolates }, config.max_transactions.get(), CONNECT_TIMEOUT)
             }
         };
-        let verbs = pool(options.clone(), Use::Verbs, config.verb_connections.get(), VERB_TIMEOUT);
+        // Batches have connections of their own: verbs that wait for a locked row use up those of verbs that are alone.
+        let batches = MOST_RUNNING.min(config.verb_connections.get());
+        let alone = config.verb_connections.get().saturating_sub(batches).max(1);
+        let purpose = Use::Verbs { is_mariadb: settings.is_mariadb() };
+        let [batch_pool, verbs] = [batches, alone].map(|most| pool(options.clone(), purpose, most, VERB_TIMEOUT));
         let tables = Arc::new(Tables::new(database, &settings));
         let records = Records { pool: verbs, tables, offset: config.offset };
         Ok(Self {
-            batcher: Batcher::new(records.clone()),
+            batcher: Batcher::new(Records { pool: batch_pool, ..records.clone() }, batches as usize),
             records,
             handlers,
             permits: TransactionPermits::new(config.max_transactions, config.transaction_wait),
@@ -98,6 +106,7 @@ impl MySqlStore {
             options: Arc::new(options),
             durability: Arc::new(durability),
             identity,
+            is_mariadb: settings.is_mariadb(),
         })
     }
 
@@ -218,28 +227,62 @@ impl MySqlStore {
         self.records.act_within(&self.identity, connection, lease, OwnerAction::Checkpoint(checkpoint)).await
     }
 
-    /// Runs a verb in a batch, or alone if that does not do it.
+    /// Runs a verb of an owner in a batch, or alone if that does not do it.
     async fn own(&self, lease: &Lease, verb: Verb) -> Result<OwnerOutcome, StoreError> {
-        match self.batched(lease.id, verb.clone()).await? {
-            Batched::Done(outcome) => owner_outcome(outcome),
-            Batched::Alone { may_be_done } => {
-                let done = self.records.transition(&lease.id, None, verb.command()).await;
-                owner_outcome(done.map_err(|error| if may_be_done { error.indeterminate() } else { error })?)
+        let own = async {
+            match self.batcher.run(lease.id, verb.clone()).await {
+                Batched::Done(outcome) => owner_outcome(outcome),
+                Batched::Alone(seen) => {
+                    let done = self.records.transition(&lease.id, None, verb.command()).await;
+                    owner_outcome(done.map_err(|error| seen.flag(error))?)
+                }
+            }
+        };
+        answered(VERB_TIMEOUT, own).await?
+    }
+
+    /// Acquires in a batch. If the batch is slow, as when commits stall, a record that answers the request is looked for meanwhile.
+    async fn acquire_batched(&self, request: &Acquire) -> Result<Acquired, StoreError> {
+        let mut batched = pin!(self.batcher.run(request.id, Verb::Acquire(request.clone())));
+        let mut has_other_run = false;
+        let batched = match timeout(SLOW_BATCH, &mut batched).await {
+            Ok(batched) => batched,
+            Err(_) => {
+                let look = async {
+                    match self.records.look(request).await {
+                        Ok(Look::Answered(outcome)) => Some(outcome),
+                        Ok(Look::Open { has_other_run: has }) => {
+                            has_other_run = has;
+                            None
+                        }
+                        // The batch may still answer.
+                        Err(_) => None,
+                    }
+                };
+                let mut look = pin!(look);
+                let answer = poll_fn(|context| match batched.as_mut().poll(context) {
+                    Poll::Ready(batched) => Poll::Ready(Either::Batched(batched)),
+                    Poll::Pending => look.as_mut().poll(context).map(Either::Looked),
+                });
+                match answer.await {
+                    Either::Batched(batched) => batched,
+                    Either::Looked(Some(outcome)) => return Ok(Acquired::Answered(outcome)),
+                    Either::Looked(None) => batched.await,
+                }
+            }
+        };
+        match batched {
+            Batched::Done(Outcome::Acquire(outcome)) => Ok(Acquired::Answered(outcome)),
+            Batched::Done(Outcome::Owner(_) | Outcome::Resolve(_) | Outcome::Erase(_)) => Err(misanswered()),
+            // A late INSERT may make a lease for this caller after all, and the engine has to know that. It repeats the acquire.
+            Batched::Alone(seen) if seen.may_be_done => {
+                let message = "the server did not answer whether a new record was committed; repeat the acquire";
+                Err(seen.flag(StoreError::new(StoreErrorKind::Unavailable, message)))
+            }
+            Batched::Alone(seen) => {
+                Ok(Acquired::Alone(Seen { has_other_run: seen.has_other_run || has_other_run, ..seen }))
             }
         }
-    }
-
-    /// The same for an acquire. `Alone` if it needs its own transaction.
-    async fn acquire_batched(&self, request: &Acquire) -> Result<Result<AcquireOutcome, bool>, StoreError> {
-        match self.batched(request.id, Verb::Acquire(request.clone())).await? {
-            Batched::Done(Outcome::Acquire(outcome)) => Ok(Ok(outcome)),
-            Batched::Done(Outcome::Owner(_) | Outcome::Resolve(_) | Outcome::Erase(_)) => Err(misanswered()),
-            Batched::Alone { may_be_done } => Ok(Err(may_be_done)),
-        }
-    }
-
-    async fn batched(&self, id: RecordId, verb: Verb) -> Result<Batched, StoreError> {
-        answered(VERB_TIMEOUT, self.batcher.run(id, verb)).await
     }
 
     /// The record. A settled one is confirmed to be on the disk, because the caller may acknowledge or copy it.
@@ -248,6 +291,19 @@ impl MySqlStore {
         let is_settled = |record: &Record| !matches!(record.state, State::InProgress { .. });
         if found.record.as_ref().is_some_and(is_settled) { self.records.read_confirmed(id).await } else { Ok(found) }
     }
+}
+
+/// How an acquire fared in a batch.
+enum Acquired {
+    Answered(AcquireOutcome),
+    /// It needs a transaction of its own.
+    Alone(Seen),
+}
+
+/// Which came first.
+enum Either {
+    Batched(Batched),
+    Looked(Option<AcquireOutcome>),
 }
 
 /// Omits the connect options, which contain a password.
@@ -289,19 +345,18 @@ impl LeaseRenewer for Renewer {
 #[async_trait]
 impl IdempotencyStore for MySqlStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        let may_be_done = match self.acquire_batched(request).await? {
-            Ok(outcome) => return Ok(outcome),
-            Err(may_be_done) => may_be_done,
-        };
-        let alone = async {
-            let has_other_run = match self.records.look(request).await? {
-                Look::Answered(outcome) => return Ok(outcome),
-                Look::Open { has_other_run } => has_other_run,
+        let acquire = async {
+            let mut seen = match self.acquire_batched(request).await? {
+                Acquired::Answered(outcome) => return Ok(outcome),
+                Acquired::Alone(seen) => seen,
             };
-            let acquired = self.records.acquire(request).await;
-            if has_other_run { acquired.map_err(StoreError::with_existing_record) } else { acquired }
+            match self.records.look(request).await.map_err(|error| seen.flag(error))? {
+                Look::Answered(outcome) => return Ok(outcome),
+                Look::Open { has_other_run } => seen.has_other_run |= has_other_run,
+            }
+            self.records.acquire(request).await.map_err(|error| seen.flag(error))
         };
-        alone.await.map_err(|error| if may_be_done { error.indeterminate() } else { error })
+        answered(VERB_TIMEOUT, acquire).await?
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
@@ -330,7 +385,8 @@ impl IdempotencyStore for MySqlStore {
     }
 
     fn renewer(&self) -> Option<Arc<dyn LeaseRenewer>> {
-        let pool = pool(self.options.as_ref().clone(), Use::Verbs, 1, VERB_TIMEOUT);
+        let purpose = Use::Verbs { is_mariadb: self.is_mariadb };
+        let pool = pool(self.options.as_ref().clone(), purpose, 1, VERB_TIMEOUT);
         Some(Arc::new(Renewer(Records { pool, ..self.records.clone() })))
     }
 
@@ -442,12 +498,9 @@ impl TransactionalStore for MySqlStore {
         let (permit, deadline) = self.permits.enter()?.permit().await?;
         // The in-progress mark commits separately, under a lease: a repeat reads it and is answered at once. If it were part
         // of the handler's transaction, the repeat would wait for its row lock.
-        let acquired = match self.acquire_batched(request).await? {
-            Ok(outcome) => outcome,
-            Err(may_be_done) => {
-                let acquired = self.records.acquire(request).await;
-                acquired.map_err(|error| if may_be_done { error.indeterminate() } else { error })?
-            }
+        let acquired = match answered(VERB_TIMEOUT, self.acquire_batched(request)).await?? {
+            Acquired::Answered(outcome) => outcome,
+            Acquired::Alone(seen) => self.records.acquire(request).await.map_err(|error| seen.flag(error))?,
         };
         let lease = match acquired {
             AcquireOutcome::Acquired(lease) => lease,

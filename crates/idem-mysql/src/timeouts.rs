@@ -1,5 +1,6 @@
 //! Timeouts that depend on each other. The tests check these rules.
 //!
+//! - [`VERB_TIMEOUT`] < [`TRANSACTION_IDLE`]: A client that still waits for its session does not lose it.
 //! - [`LOCK_WAIT`] < [`VERB_TIMEOUT`]: The error of a verb that waited for a row says so.
 //! - [`TRANSACTION_WAIT`] < the engine's `store_timeout` of 2 s: The error says that no transaction was free.
 //! - [`COMMIT_TIMEOUT`] + [`OUTCOME_TIMEOUT`] < [`FINISH_TIMEOUT`](idem_core::FINISH_TIMEOUT): The engine still waits when the
@@ -13,6 +14,14 @@ use std::time::Duration;
 
 /// How long a verb may take, with its connection.
 pub(crate) const VERB_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long an acquire waits for its batch before it looks for a record that answers it. Commits may stall, as without a standby, and
+/// repeats do not need one.
+pub(crate) const SLOW_BATCH: Duration = Duration::from_millis(100);
+
+/// After this time without a statement inside of a transaction, MariaDB ends a session for verbs. A batch holds the locks of many
+/// records, and its client may be gone.
+pub(crate) const TRANSACTION_IDLE: Duration = Duration::from_secs(4);
 
 /// How long a statement of the store may wait for a row lock of another session. The server counts whole seconds.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(1);
@@ -70,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_first_to_give_up_can_say_why() {
-        assert!(LOCK_WAIT < VERB_TIMEOUT);
+        assert!(LOCK_WAIT < VERB_TIMEOUT && SLOW_BATCH < VERB_TIMEOUT && VERB_TIMEOUT < TRANSACTION_IDLE);
         assert!(TRANSACTION_WAIT + SHORTEST_CONNECT < Duration::from_secs(2));
         assert!(SETTLEMENT_LOCK_WAIT < VERB_TIMEOUT && VERB_TIMEOUT < COMMIT_TIMEOUT);
         assert!(COMMIT_TIMEOUT + OUTCOME_TIMEOUT < FINISH_TIMEOUT);

@@ -17,7 +17,10 @@ use crate::docker;
 pub(crate) use example::provide as provide_example;
 
 /// The images that are made of Debian's packages, by the folders with their instructions.
-const SERVERS: [&str; 3] = ["postgres", "redis", "pgbouncer"];
+const SERVERS: [&str; 4] = ["postgres", "redis", "pgbouncer", "mariadb"];
+
+/// Those whose packages this release does not have, but later ones.
+const LATER: (&str, [&str; 1]) = ("bookworm", ["valkey"]);
 
 /// The common prefix of our image names, which no registry has.
 const FAMILY: &str = "idem-test";
@@ -46,7 +49,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     docker::expect_engine()?;
     let base = debian::provide(options.release.as_deref(), options.again)?;
     let tag = options.release.as_deref().unwrap_or("latest");
-    for server in SERVERS {
+    let (before, later) = LATER;
+    let later = later.into_iter().filter(|_| !base.ends_with(before));
+    for server in SERVERS.into_iter().chain(later) {
         let began = Instant::now();
         let folder = workspace().join("tests/containers/images").join(server);
         let name = format!("{FAMILY}/{server}:{tag}");

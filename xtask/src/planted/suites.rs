@@ -157,6 +157,7 @@ pub(super) const SUITES: &[Suite] = &[
     suite("hybrid-erasing", "idem-hybrid", Test("store"), &["erasing::"]),
     suite("mysql", "idem-mysql", Test("store"), &["conformance::"]),
     suite("mysql-concurrency", "idem-mysql", Test("store"), &["concurrency::"]),
+    suite("mysql-batches", "idem-mysql", Test("store"), &["batches::"]),
     suite(
         "mysql-transactions",
         "idem-mysql",

@@ -1,6 +1,7 @@
 //! The configuration of servers, and checks that a group of servers is complete. Shared by processes of this machine and the
 //! containers of `cargo xtask test-containers`.
 
+pub mod mariadb;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod redis;
