@@ -45,13 +45,7 @@ fn explained<E: ProvideErrorMetadata, R>(error: &SdkError<E, R>) -> (StoreErrorK
                 ) => (Misconfigured, Some(message), false),
                 // The credentials are renewed meanwhile.
                 Some("ExpiredTokenException" | "RequestExpired") => (Unavailable, Some(message), false),
-                Some(
-                    "ProvisionedThroughputExceededException"
-                    | "ThrottlingException"
-                    | "RequestLimitExceeded"
-                    | "LimitExceededException"
-                    | "TransactionConflictException",
-                ) => (Unavailable, Some(message), false),
+                Some(code) if passes(code) => (Unavailable, Some(message), false),
                 Some("ItemCollectionSizeLimitExceededException") => (Capacity, Some(message), false),
                 Some("ValidationException") if message.contains("size") => (Capacity, Some(message), false),
                 Some("ValidationException" | "SerializationException") => (Misconfigured, Some(message), false),
@@ -61,6 +55,18 @@ fn explained<E: ProvideErrorMetadata, R>(error: &SdkError<E, R>) -> (StoreErrorK
         // An answer that cannot be read, and what later versions of the client may add.
         _ => (Unavailable, Some("the answer of the service cannot be read".into()), true),
     }
+}
+
+/// Whether the service refuses a request for the moment only.
+pub(crate) fn passes(code: &str) -> bool {
+    matches!(
+        code,
+        "ProvisionedThroughputExceededException"
+            | "ThrottlingException"
+            | "RequestLimitExceeded"
+            | "LimitExceededException"
+            | "TransactionConflictException"
+    )
 }
 
 /// An attribute that is missing, or has another type.

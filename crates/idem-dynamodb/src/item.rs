@@ -18,7 +18,7 @@ use bytes::Bytes;
 use idem_core::codec::{CodecError, FlatRecord};
 use idem_core::{Origin, OwnerToken, Record, RecordId, Scope, State, StoreError, Timestamp};
 
-use crate::attributes::{Item, bytes, bytes_of, hex, key_of, number, number_of, text, text_of, ttl};
+use crate::attributes::{Item, bytes, bytes_of, key_of, number, number_of, text, text_of, ttl};
 use crate::error::damaged;
 use crate::parts::{Large, Parts};
 
@@ -41,11 +41,6 @@ impl Version {
 
     pub(crate) fn value(self) -> AttributeValue {
         bytes(self.0)
-    }
-
-    /// 32 letters and digits.
-    pub(crate) fn to_hex(self) -> String {
-        hex(&self.0)
     }
 }
 

@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
 
-mod attempts;
 mod attributes;
 mod clock;
 mod config;

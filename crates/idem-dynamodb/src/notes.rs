@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::attributes::{Item, bytes, bytes_of, hex, key_of, number, number_of, text, text_of};
 use crate::error::{damaged, failed};
-use crate::records::{ABSENT, CONFLICT_PAUSE, Records};
+use crate::records::{ABSENT, PAUSE, Records};
 
 /// The partition of the notes.
 const NOTES: &[u8] = b"repairs";
@@ -44,7 +44,7 @@ impl Records {
             match self.client.transact_write_items().set_transact_items(Some(items)).send().await {
                 Ok(_) => return Ok(()),
                 // It was noted meanwhile, or is being noted.
-                Err(SdkError::ServiceError(service)) if is_refused(service.err()) => sleep(CONFLICT_PAUSE).await,
+                Err(SdkError::ServiceError(service)) if is_refused(service.err()) => sleep(PAUSE).await,
                 Err(error) => return Err(failed(WHAT, true, error)),
             }
         }

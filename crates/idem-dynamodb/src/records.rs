@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::Builder;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::delete_item::DeleteItemError;
 use aws_sdk_dynamodb::operation::put_item::PutItemError;
@@ -15,10 +17,9 @@ use idem_core::{
 };
 use tokio::time::sleep;
 
-use crate::attempts::Attempts;
 use crate::attributes::{Item, bytes_of};
 use crate::clock::ServerClock;
-use crate::error::failed;
+use crate::error::{failed, passes};
 use crate::item::{self, Stored, Version};
 use crate::parts::{Cut, PartItems, Parts};
 use crate::sightings::{Sighting, Sightings};
@@ -30,8 +31,11 @@ const MOST_BEHIND_US: i64 = 5_000_000;
 /// moves the time of the last change without the lease.
 const CLOCK_ERROR_US: i64 = 2_000_000;
 
-/// How long a verb lets a transaction of the service that has its item go on.
-pub(crate) const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
+/// The pause before a write is tried again; each further one is longer by as much.
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+
+/// How often a write is tried again that transactions or limits of the service were in the way of, or that got no answer.
+pub(crate) const MOST_TRIES: u32 = 8;
 
 /// There is no record yet.
 pub(crate) const ABSENT: &str = "attribute_not_exists(pk)";
@@ -93,10 +97,12 @@ pub(crate) struct Next {
 /// How a conditional write ended.
 pub(crate) enum Written {
     Done,
-    /// The record has changed since it was read. This is its item now.
+    /// The record has changed since it was read. This is its item now, if the service says so.
     Changed(Option<Item>),
-    /// A transaction of the service has the item.
-    InTheWay,
+    /// A transaction of the service has the item, or a limit of the service is reached. Nothing was written.
+    InTheWay(StoreError),
+    /// There was no answer: it may have been written, or may be later.
+    Unanswered(StoreError),
 }
 
 /// What an error of a verb has to say.
@@ -197,7 +203,7 @@ impl Records {
             Command::Acquire(_) => self.nothing()?,
             _ => self.read(what, id).await?,
         };
-        let mut is_sure = false;
+        let (mut is_sure, mut tries) = (false, 0);
         loop {
             let Some((next, outcome)) = self.decide(id, &found, command, is_sure) else {
                 found = self.read(what, id).await?;
@@ -206,9 +212,7 @@ impl Records {
             };
             let Some(change) = self.change(&found, id, origin, next, &outcome)? else { return Ok(outcome) };
             let sent = self.clock.elapsed();
-            let written = self.write(what, id, &found, &change).await;
-            known.may_be_done |= written.as_ref().is_err_and(StoreError::is_indeterminate);
-            match written? {
+            match self.write(what, id, &found, &change).await? {
                 Written::Done if found.there.is_some() || self.is_in_time(found.now)? => {
                     self.after(id, &found, &change).await;
                     return Ok(outcome);
@@ -219,16 +223,34 @@ impl Records {
                     found = self.take_back(what, id, &change).await?;
                     known.may_be_done = false;
                 }
-                Written::Changed(item) => {
-                    known.has_other_run = is_of_another_run(item.as_ref(), command, self.clock.now()?);
-                    found = self.found(what, id, item, sent).await?;
+                Written::Changed(Some(item)) => {
+                    known.has_other_run = is_of_another_run(&item, command, self.clock.now()?);
+                    found = self.found(what, id, Some(item), sent).await?;
                 }
-                Written::InTheWay => {
-                    known.has_other_run = matches!(command, Command::Acquire(_));
-                    sleep(CONFLICT_PAUSE).await;
+                Written::Changed(None) => found = self.read(what, id).await?,
+                Written::InTheWay(error) => {
+                    tries = again(tries, error)?;
+                    sleep(PAUSE * tries).await;
                     found = self.read(what, id).await?;
-                    known.has_other_run &= found.stored.is_some();
                 }
+                Written::Unanswered(error) => {
+                    known.may_be_done = true;
+                    // Sent once more, it could make a record after this one is gone. The engine watches for that.
+                    if found.there.is_none() {
+                        return Err(error);
+                    }
+                    tries = again(tries, error)?;
+                    sleep(PAUSE * tries).await;
+                    let now = self.read(what, id).await?;
+                    if change.is_made(now.there) {
+                        self.after(id, &found, &change).await;
+                        return Ok(outcome);
+                    }
+                    found = now;
+                }
+            }
+            if let (Command::Acquire(request), Some(stored)) = (command, &found.stored) {
+                known.has_other_run = stored.record.owner != request.owner;
             }
         }
     }
@@ -308,7 +330,7 @@ impl Records {
                     self.parts().write(what, id, cut).await?;
                 }
                 let written = self.put(what, next, expected).await;
-                if let (Ok(Written::Changed(_) | Written::InTheWay), Some(cut)) = (&written, &next.cut) {
+                if let (Ok(Written::Changed(_) | Written::InTheWay(_)), Some(cut)) = (&written, &next.cut) {
                     self.parts().remove_quietly(id, cut.parts).await;
                 }
                 written
@@ -327,15 +349,13 @@ impl Records {
                 .expression_attribute_names(VERSION.0, VERSION.1)
                 .expression_attribute_values(":version", version.value()),
         };
-        let attempts = Attempts::default();
-        match put.customize().interceptor(attempts.clone()).send().await {
+        match put.customize().config_override(once()).send().await {
             Ok(_) => Ok(Written::Done),
             Err(SdkError::ServiceError(service)) => match service.err() {
-                PutItemError::ConditionalCheckFailedException(refused) => written(refused.item.clone(), next.version),
-                PutItemError::TransactionConflictException(_) if !attempts.may_be_done() => Ok(Written::InTheWay),
-                _ => Err(unanswered(what, &attempts, SdkError::ServiceError(service))),
+                PutItemError::ConditionalCheckFailedException(refused) => Ok(Written::Changed(refused.item.clone())),
+                _ => not_written(what, SdkError::ServiceError(service)),
             },
-            Err(error) => Err(unanswered(what, &attempts, error)),
+            Err(error) => not_written(what, error),
         }
     }
 
@@ -355,21 +375,13 @@ impl Records {
             .expression_attribute_names(VERSION.0, VERSION.1)
             .expression_attribute_values(":version", version.value())
             .return_values_on_condition_check_failure(AllOld);
-        let attempts = Attempts::default();
-        match remove.customize().interceptor(attempts.clone()).send().await {
+        match remove.customize().config_override(once()).send().await {
             Ok(_) => Ok(Written::Done),
             Err(SdkError::ServiceError(service)) => match service.err() {
-                // An attempt before this one has removed it.
-                DeleteItemError::ConditionalCheckFailedException(refused)
-                    if refused.item.is_none() && attempts.may_be_done() =>
-                {
-                    Ok(Written::Done)
-                }
                 DeleteItemError::ConditionalCheckFailedException(refused) => Ok(Written::Changed(refused.item.clone())),
-                DeleteItemError::TransactionConflictException(_) if !attempts.may_be_done() => Ok(Written::InTheWay),
-                _ => Err(unanswered(what, &attempts, SdkError::ServiceError(service))),
+                _ => not_written(what, SdkError::ServiceError(service)),
             },
-            Err(error) => Err(unanswered(what, &attempts, error)),
+            Err(error) => not_written(what, error),
         }
     }
 
@@ -395,40 +407,64 @@ impl Records {
 
     /// Removes the record that this verb has made, if it is still there, and returns what there is then.
     async fn take_back(&self, what: &str, id: &RecordId, change: &Change) -> Result<Found, StoreError> {
-        let found = self.read(what, id).await?;
-        let Change::Put(next) = change else { return Ok(found) };
-        if found.there.is_none_or(|there| there.version != next.version) {
-            return Ok(found);
-        }
-        match self.remove(what, id, Some(next.version)).await? {
-            Written::Done => self.nothing(),
-            Written::Changed(item) => self.found(what, id, item, found.sent).await,
-            Written::InTheWay => self.read(what, id).await,
+        let mut tries = 0;
+        loop {
+            let found = self.read(what, id).await?;
+            let Change::Put(next) = change else { return Ok(found) };
+            if found.there.is_none_or(|there| there.version != next.version) {
+                return Ok(found);
+            }
+            match self.remove(what, id, Some(next.version)).await? {
+                Written::Done => return self.nothing(),
+                Written::Changed(_) => {}
+                Written::InTheWay(error) | Written::Unanswered(error) => {
+                    tries = again(tries, error)?;
+                    sleep(PAUSE * tries).await;
+                }
+            }
         }
     }
 }
 
-/// Whether a write that was refused is there all the same: the client repeats a request whose answer was lost.
-pub(crate) fn written(item: Option<Item>, version: Version) -> Result<Written, StoreError> {
-    match item {
-        Some(item) if Version::of(&item)? == version => Ok(Written::Done),
-        item => Ok(Written::Changed(item)),
+impl Change {
+    /// Whether this is what there is now: nothing else makes its version.
+    fn is_made(&self, there: Option<There>) -> bool {
+        match self {
+            Self::Put(next) => there.is_some_and(|there| there.version == next.version),
+            Self::Remove => there.is_none(),
+        }
     }
 }
 
-/// The error of a write: indeterminate also if an attempt before the last one may have done it.
-pub(crate) fn unanswered<E, R>(what: &str, attempts: &Attempts, error: SdkError<E, R>) -> StoreError
+/// Counts a try, unless there were enough.
+pub(crate) fn again(tries: u32, error: StoreError) -> Result<u32, StoreError> {
+    if tries < MOST_TRIES { Ok(tries + 1) } else { Err(error) }
+}
+
+/// The client sends a write once. If it repeated one whose answer was lost, it would return the refusal of the second as if the first had
+/// not been.
+pub(crate) fn once() -> Builder {
+    Builder::new().retry_config(RetryConfig::disabled())
+}
+
+/// What an error says about a write that was sent once.
+pub(crate) fn not_written<E, R>(what: &str, error: SdkError<E, R>) -> Result<Written, StoreError>
 where
     E: ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     R: fmt::Debug + Send + Sync + 'static,
 {
+    let passes = error.as_service_error().and_then(ProvideErrorMetadata::code).is_some_and(passes);
     let error = failed(what, true, error);
-    if attempts.may_be_done() { error.indeterminate() } else { error }
+    match error.is_indeterminate() {
+        true => Ok(Written::Unanswered(error)),
+        false if passes => Ok(Written::InTheWay(error)),
+        false => Err(error),
+    }
 }
 
 /// Whether an acquire has met a record of another run. An item that cannot be read counts as one.
-fn is_of_another_run(item: Option<&Item>, command: Command<'_>, now: Timestamp) -> bool {
-    let (Command::Acquire(request), Some(item)) = (command, item) else { return false };
+fn is_of_another_run(item: &Item, command: Command<'_>, now: Timestamp) -> bool {
+    let Command::Acquire(request) = command else { return false };
     let is_over = item::expires_at(item).is_ok_and(|expires_at| expires_at <= now);
     let is_own = bytes_of(item, "owner").is_ok_and(|owner| owner == Some(request.owner.as_bytes()));
     !is_over && !is_own

@@ -12,7 +12,7 @@ use crate::attributes::{Item, bytes_of, key_of, number, text_of};
 use crate::error::failed;
 use crate::item::{self, Version};
 use crate::parts::PREFIX;
-use crate::records::{Records, There, VERSION, Written};
+use crate::records::{Records, VERSION, Written};
 use crate::store::DynamoStore;
 
 /// The records of a part of the table. An error is a record that cannot be read.
@@ -144,16 +144,23 @@ impl Records {
         if sort != item::RECORD {
             return Ok(false);
         }
-        let there = There { version: Version::of(item)?, parts: item::parts(item)? };
-        match self.remove(what, &id, Some(there.version)).await? {
+        let (version, parts) = match (Version::of(item), item::parts(item)) {
+            (Ok(version), Ok(parts)) => (version, parts),
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::warn!(record = %id, error = &error as &dyn std::error::Error, "an expired record cannot be removed");
+                return Ok(false);
+            }
+        };
+        match self.remove(what, &id, Some(version)).await? {
             Written::Done => {
                 self.sightings.forget(&id);
-                if let Some(parts) = there.parts {
+                if let Some(parts) = parts {
                     self.parts().remove_quietly(&id, parts).await;
                 }
                 Ok(true)
             }
-            Written::Changed(_) | Written::InTheWay => Ok(false),
+            Written::Changed(_) => Ok(false),
+            Written::InTheWay(error) | Written::Unanswered(error) => Err(error),
         }
     }
 

@@ -9,18 +9,14 @@ use aws_sdk_dynamodb::types::{CancellationReason, Put, TransactWriteItem};
 use idem_core::{Command, Lease, Outcome, OwnerAction, OwnerOutcome, Settlement, StoreError, StoreErrorKind, machine};
 use tokio::time::sleep;
 
-use crate::attempts::Attempts;
-use crate::error::{damaged, failed};
-use crate::records::{CONFLICT_PAUSE, Change, Records, UNCHANGED, VERSION, Written, misanswered, unanswered, written};
+use crate::error::damaged;
+use crate::records::{Change, PAUSE, Records, UNCHANGED, VERSION, Written, again, misanswered, not_written, once};
 use crate::store::DynamoStore;
 
 const WHAT: &str = "settle with the items of the application";
 
 /// The most items of a transaction of the service.
 const MOST_ITEMS: usize = 100;
-
-/// How often other transactions may be in the way before the caller is told so. The pauses between grow to 200 ms.
-const MOST_CONFLICTS: u32 = 10;
 
 impl DynamoStore {
     /// Settles an operation and writes `items` in one transaction of the service: either all of it takes effect, or nothing.
@@ -33,7 +29,8 @@ impl DynamoStore {
     /// - [`TransactionFailed`](StoreErrorKind::TransactionFailed) when the service refuses one of `items`, as by its condition. Nothing is
     ///   written. The source has the reasons, the first of which is for the record. Also for a release, after which the items would be
     ///   written again, and for more than 99 items.
-    /// - Others as of a settlement. After an indeterminate one, repeat the call with the same items: they are written once.
+    /// - Others as of a settlement. After an indeterminate one, repeat the call with the same items: they are written once. `LeaseLost`
+    ///   then says that the first call has written them, if no other owner has the record.
     ///
     /// # Cancellation safety
     /// As of a settlement: it took effect as a whole, will, or never does.
@@ -68,7 +65,7 @@ impl Records {
     ) -> Result<OwnerOutcome, StoreError> {
         let id = &lease.id;
         let mut found = self.read(WHAT, id).await?;
-        let (mut conflicts, mut may_be_done) = (0, false);
+        let mut tries = 0;
         loop {
             let command = Command::Owner(lease.owner, OwnerAction::Settle(settlement, retention));
             let (next, outcome) = machine::transition(found.record(), command, found.now);
@@ -92,36 +89,32 @@ impl Records {
                 .map_err(|_| damaged("record"))?;
             let ours = TransactWriteItem::builder().put(put).build();
             let all = std::iter::once(ours).chain(items.iter().cloned()).collect();
-            // The client may repeat the request: the service then does not do it twice.
-            let (token, sent) = (next.version.to_hex(), self.clock.elapsed());
-            let write = self.client.transact_write_items().client_request_token(token).set_transact_items(Some(all));
-            let attempts = Attempts::default();
-            let written = match write.customize().interceptor(attempts.clone()).send().await {
-                Ok(_) => Ok(Written::Done),
+            let sent = self.clock.elapsed();
+            let write = self.client.transact_write_items().set_transact_items(Some(all));
+            let written = match write.customize().config_override(once()).send().await {
+                Ok(_) => Written::Done,
                 Err(SdkError::ServiceError(service)) => match of_the_record(service.err()) {
-                    Some(reason) => written(reason.item.clone(), next.version),
-                    None if passes(service.err()) && conflicts < MOST_CONFLICTS => Ok(Written::InTheWay),
-                    None => Err(refused(SdkError::ServiceError(service))),
+                    Some(reason) => Written::Changed(reason.item.clone()),
+                    None => refused(SdkError::ServiceError(service))?,
                 },
-                Err(error) => Err(unanswered(WHAT, &attempts, error)),
+                Err(error) => not_written(WHAT, error)?,
             };
-            // What an earlier attempt has written is found by its version, and without one nothing was written.
-            may_be_done |= attempts.may_be_done();
-            let settled = written.map_err(|error| if may_be_done { error.indeterminate() } else { error })?;
-            if let (Written::Changed(_) | Written::InTheWay, Some(cut)) = (&settled, &next.cut) {
+            if let (Written::Changed(_) | Written::InTheWay(_), Some(cut)) = (&written, &next.cut) {
                 self.parts().remove_quietly(id, cut.parts).await;
             }
-            match settled {
+            match written {
                 Written::Done => {
                     self.after(id, &found, &change).await;
                     return Ok(OwnerOutcome::Applied);
                 }
-                Written::Changed(item) => found = self.found(WHAT, id, item, sent).await?,
-                Written::InTheWay => {
-                    conflicts += 1;
-                    sleep(CONFLICT_PAUSE * conflicts).await;
+                Written::Changed(Some(item)) => found = self.found(WHAT, id, Some(item), sent).await?,
+                Written::Changed(None) => found = self.read(WHAT, id).await?,
+                Written::InTheWay(error) => {
+                    tries = again(tries, error)?;
+                    sleep(PAUSE * tries).await;
                     found = self.read(WHAT, id).await?;
                 }
+                Written::Unanswered(error) => return Err(error),
             }
         }
     }
@@ -139,27 +132,23 @@ fn codes(error: &TransactWriteItemsError) -> Vec<&str> {
     cancelled.cancellation_reasons().iter().map(|reason| reason.code().unwrap_or("None")).collect()
 }
 
-/// Whether only other transactions, or limits of the service, were in the way.
-fn passes(error: &TransactWriteItemsError) -> bool {
-    let codes = codes(error);
-    let passes = |code: &&str| {
-        matches!(*code, "None" | "TransactionConflict" | "ThrottlingError" | "ProvisionedThroughputExceeded")
-    };
-    !codes.is_empty() && codes.iter().all(passes)
-}
-
-/// The error of a transaction that was refused for an item of the application, or for another reason.
-fn refused<R>(error: SdkError<TransactWriteItemsError, R>) -> StoreError
+/// What it means that the service has refused a transaction for an item of the application, or for another reason.
+fn refused<R>(error: SdkError<TransactWriteItemsError, R>) -> Result<Written, StoreError>
 where
     R: std::fmt::Debug + Send + Sync + 'static,
 {
-    let reasons = error.as_service_error().map(|error| (codes(error).join(", "), passes(error)));
-    match reasons.filter(|(codes, _)| !codes.is_empty()) {
-        None => failed(WHAT, true, error),
-        Some((codes, passes)) => {
-            let kind = if passes { StoreErrorKind::Unavailable } else { StoreErrorKind::TransactionFailed };
-            let message = format!("could not {WHAT}: the service has refused them, and nothing was written: {codes}");
-            StoreError::new(kind, message).with_source(error)
-        }
+    let codes = error.as_service_error().map(codes).unwrap_or_default();
+    if codes.is_empty() {
+        return not_written(WHAT, error);
     }
+    // Only other transactions, or limits of the service, were in the way.
+    let passes = |code: &&str| {
+        matches!(*code, "None" | "TransactionConflict" | "ThrottlingError" | "ProvisionedThroughputExceeded")
+    };
+    let passes = codes.iter().all(passes);
+    let message =
+        format!("could not {WHAT}: the service has refused them, and nothing was written: {}", codes.join(", "));
+    let kind = if passes { StoreErrorKind::Unavailable } else { StoreErrorKind::TransactionFailed };
+    let error = StoreError::new(kind, message).with_source(error);
+    if passes { Ok(Written::InTheWay(error)) } else { Err(error) }
 }

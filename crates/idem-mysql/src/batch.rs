@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -98,8 +99,18 @@ impl Verb {
 #[derive(Debug, Clone)]
 pub(crate) enum Batched {
     Done(Outcome),
-    /// It needs a transaction of its own.
-    Alone(Seen),
+    /// It needs its own transaction.
+    Alone {
+        seen: Seen,
+        /// Why the batch was not done, if it was tried.
+        error: Option<StoreError>,
+    },
+}
+
+impl Batched {
+    fn alone(seen: Seen) -> Self {
+        Self::Alone { seen, error: None }
+    }
 }
 
 /// What the batch knows of a verb that it has not done.
@@ -112,6 +123,14 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// All that both know.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            may_be_done: self.may_be_done || other.may_be_done,
+            has_other_run: self.has_other_run || other.has_other_run,
+        }
+    }
+
     /// What an error says after this.
     pub(crate) fn flag(self, error: StoreError) -> StoreError {
         let error = if self.may_be_done { error.indeterminate() } else { error };
@@ -122,7 +141,39 @@ impl Seen {
 struct Job {
     id: RecordId,
     verb: Verb,
+    claim: Claim,
     answer: oneshot::Sender<Batched>,
+}
+
+/// Who decides on a verb: its caller may take it back until the batch writes it.
+#[derive(Debug, Clone, Default)]
+struct Claim(Arc<AtomicBool>);
+
+impl Claim {
+    /// Whether this is the first one to take it.
+    fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+}
+
+/// A verb in a batch, which is awaited by [`answer`](Self::answer).
+pub(crate) struct Ticket {
+    claim: Claim,
+    answered: oneshot::Receiver<Batched>,
+}
+
+impl Ticket {
+    /// How the verb fared. It may be awaited again if the future is dropped.
+    pub(crate) async fn answer(&mut self) -> Batched {
+        // A task that ended early may have sent its statements.
+        let unknown = Seen { may_be_done: true, has_other_run: false };
+        (&mut self.answered).await.unwrap_or(Batched::alone(unknown))
+    }
+
+    /// Takes the verb back. False if the batch writes it, or has written it.
+    pub(crate) fn take_back(&self) -> bool {
+        self.claim.take()
+    }
 }
 
 impl Job {
@@ -157,15 +208,18 @@ impl Batcher {
         Self(Arc::new(Shared { records, runtime: Handle::current(), most_running, waiting: Mutex::default() }))
     }
 
-    /// Runs a verb in the next batch.
-    ///
-    /// # Cancellation safety
-    /// If the future is dropped, the batch may still do it.
-    pub(crate) async fn run(&self, id: RecordId, verb: Verb) -> Batched {
+    /// Where the batches run.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.0.runtime
+    }
+
+    /// Runs a verb in the next batch. If the ticket is dropped, the batch may still do it.
+    pub(crate) fn submit(&self, id: RecordId, verb: Verb) -> Ticket {
         let (answer, answered) = oneshot::channel();
+        let claim = Claim::default();
         let is_to_start = {
             let mut waiting = self.0.lock();
-            waiting.jobs.push_back(Job { id, verb, answer });
+            waiting.jobs.push_back(Job { id, verb, claim: claim.clone(), answer });
             let is_to_start = waiting.running < self.0.most_running;
             waiting.running += usize::from(is_to_start);
             is_to_start
@@ -174,8 +228,7 @@ impl Batcher {
             let runner = Runner { shared: Arc::clone(&self.0), is_counted: true, in_flight: Vec::new() };
             self.0.runtime.spawn(runner.run());
         }
-        // A task that ended early may have sent its statements.
-        answered.await.unwrap_or(Batched::Alone(Seen { may_be_done: true, has_other_run: false }))
+        Ticket { claim, answered }
     }
 }
 
@@ -275,7 +328,9 @@ impl Drop for Runner {
         // Nothing would run them. Their callers run them alone.
         let forsaken = if waiting.running == 0 { mem::take(&mut waiting.jobs) } else { VecDeque::new() };
         drop(waiting);
-        drop(forsaken);
+        for job in forsaken {
+            job.answer(Batched::alone(Seen::default()));
+        }
     }
 }
 
@@ -284,48 +339,59 @@ impl Drop for Runner {
 /// If a new record was made elsewhere meanwhile, the verbs that make new records are left to their callers, and the others are tried once
 /// more.
 async fn run_batch(records: &Records, jobs: Vec<Job>) {
-    let Some(rest) = run_once(records, jobs).await else { return };
+    let Err((error, rest)) = run_once(records, jobs).await else { return };
     let (new, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|job| job.verb.is_acquire());
+    // If one of them is the reason, it has met a record of another run; nobody knows which one.
+    let seen = Seen { may_be_done: false, has_other_run: true };
+    let is_to_try = !new.is_empty();
     for job in new {
-        job.answer(Batched::Alone(Seen::default()));
+        job.answer(Batched::Alone { seen, error: Some(error.clone()) });
     }
-    if rest.is_empty() {
-        return;
-    }
-    for job in run_once(records, rest).await.into_iter().flatten() {
-        job.answer(Batched::Alone(Seen::default()));
+    let rest = match is_to_try && !rest.is_empty() {
+        true => run_once(records, rest).await.err(),
+        false => Some((error, rest)),
+    };
+    if let Some((error, jobs)) = rest {
+        for job in jobs {
+            job.answer(Batched::Alone { seen: Seen::default(), error: Some(error.clone()) });
+        }
     }
 }
 
-/// Runs a batch. Returns the verbs that other sessions were in the way of, of which nothing is done; all others are answered.
-async fn run_once(records: &Records, jobs: Vec<Job>) -> Option<Vec<Job>> {
-    let mut batch = Batch { records, jobs, written: Vec::new(), may_be_done: false, other_runs: HashSet::new() };
+/// Runs a batch, and answers its verbs.
+///
+/// # Errors
+/// The verbs that other sessions were in the way of. Nothing of them is done.
+async fn run_once(records: &Records, jobs: Vec<Job>) -> Result<(), (StoreError, Vec<Job>)> {
+    let mut batch = Batch { records, jobs, written: Vec::new(), after: Vec::new(), may_be_done: false };
     let ran = timeout(VERB_TIMEOUT, batch.run()).await;
+    let Batch { jobs, written, after, may_be_done, .. } = batch;
+    // The locks of the batch are free now.
+    for (job, seen) in after {
+        job.answer(Batched::alone(seen));
+    }
     let error = match ran {
-        Ok(Ok(())) => None,
+        Ok(Ok(())) => {
+            jobs.into_iter().zip(written).for_each(|(job, outcome)| job.answer(Batched::Done(outcome)));
+            return Ok(());
+        }
         Ok(Err(Failed::InTheWay(error))) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "other sessions were in the way of a batch");
-            return Some(batch.jobs);
+            return Err((error, jobs));
         }
-        Ok(Err(Failed::Else(error))) => Some(error),
-        Err(_) => Some(StoreError::new(StoreErrorKind::Timeout, format!("a batch took longer than {VERB_TIMEOUT:?}"))),
+        Ok(Err(Failed::Else(error))) => error,
+        Err(_) => StoreError::new(StoreErrorKind::Timeout, format!("a batch took longer than {VERB_TIMEOUT:?}")),
     };
-    let Batch { jobs, written, may_be_done, other_runs, .. } = batch;
-    match error {
-        None => jobs.into_iter().zip(written).for_each(|(job, outcome)| job.answer(Batched::Done(outcome))),
-        Some(error) => {
-            tracing::debug!(
-                verbs = jobs.len(),
-                error = &error as &dyn std::error::Error,
-                "a batch failed; each of its verbs is run alone"
-            );
-            for job in jobs {
-                let has_other_run = other_runs.contains(&job.id);
-                job.answer(Batched::Alone(Seen { may_be_done, has_other_run }));
-            }
-        }
+    tracing::debug!(
+        verbs = jobs.len(),
+        error = &error as &dyn std::error::Error,
+        "a batch failed; each of its verbs is run alone"
+    );
+    let seen = Seen { may_be_done, has_other_run: false };
+    for job in jobs {
+        job.answer(Batched::Alone { seen, error: Some(error.clone()) });
     }
-    None
+    Ok(())
 }
 
 /// Why a batch was not done.
@@ -342,9 +408,9 @@ struct Batch<'a> {
     jobs: Vec<Job>,
     /// Their outcomes, in the same order.
     written: Vec<Outcome>,
+    /// Verbs of owners that need their own transactions, and would wait for the locks of this one.
+    after: Vec<(Job, Seen)>,
     may_be_done: bool,
-    /// Records that acquires have met of other runs.
-    other_runs: HashSet<RecordId>,
 }
 
 impl Batch<'_> {
@@ -424,7 +490,7 @@ impl Batch<'_> {
             let before = match found.get(&job.id) {
                 // The transaction of the verb reads it, or tells its error.
                 Some(None) => {
-                    job.answer(Batched::Alone(Seen { may_be_done: false, has_other_run: true }));
+                    self.alone(job, Seen { may_be_done: false, has_other_run: true });
                     continue;
                 }
                 Some(Some(record)) => Some(record),
@@ -437,26 +503,23 @@ impl Batch<'_> {
                 Verb::Acquire(request) => current.is_some_and(|record| record.owner != request.owner),
                 _ => false,
             };
-            if has_other_run && !is_new {
-                self.other_runs.insert(job.id);
-            }
-            let alone = Batched::Alone(Seen { may_be_done: false, has_other_run: has_other_run && !is_new });
+            let alone = Seen { may_be_done: false, has_other_run: has_other_run && !is_new };
             let (next, outcome) = machine::transition(before, job.verb.command(), now);
             let is_unchanged = next.as_ref() == before;
             match (&job.verb, before, next) {
                 // It holds if the batch is committed.
                 _ if is_new && is_unchanged && !is_done(&outcome) => written.push((job, outcome)),
                 // An earlier try has done it, and its COMMIT may not be on the disk. Without a row, one may be locked.
-                _ if is_new || (is_unchanged && is_done(&outcome)) => job.answer(alone),
+                _ if is_new || (is_unchanged && is_done(&outcome)) => self.alone(job, alone),
                 (_, Some(_), _) if is_unchanged => job.answer(Batched::Done(outcome)),
-                // Nothing is written for a caller that has gone.
-                (Verb::Acquire(request), None, Some(next)) if !job.answer.is_closed() => {
+                // Nothing is written for a caller that has gone, or has taken it back.
+                (Verb::Acquire(request), None, Some(next)) if !job.answer.is_closed() && job.claim.take() => {
                     changes.new.insert(job.id, (request.origin.clone(), next));
                     written.push((job, outcome));
                 }
                 // An acquire has no lock. A row that was not found is absent, or is locked. One that is over is left to the purge.
-                (Verb::Acquire(_), ..) | (_, None, _) => job.answer(alone),
-                _ if current.is_none() => job.answer(alone),
+                (Verb::Acquire(_), ..) | (_, None, _) => self.alone(job, alone),
+                _ if current.is_none() => self.alone(job, alone),
                 (_, Some(before), Some(next)) => {
                     changes.changed.push((job.id, before.clone(), next));
                     written.push((job, outcome));
@@ -475,6 +538,14 @@ impl Batch<'_> {
         self.records.tables.expect_fits(&sql)?;
         Ok(Some(sql))
     }
+    /// Leaves a verb to its caller, at once unless this batch may hold the lock of its record.
+    fn alone(&mut self, job: Job, seen: Seen) {
+        if job.verb.is_acquire() {
+            job.answer(Batched::alone(seen));
+        } else {
+            self.after.push((job, seen));
+        }
+    }
 }
 
 /// What a batch writes.
@@ -492,11 +563,16 @@ impl Changes {
         if !self.new.is_empty() {
             row::insert(&mut sql, table, self.new.iter().map(|(id, (origin, record))| (id, origin, record)));
         }
-        match &self.changed[..] {
-            [] => {}
-            // Columns that have not changed are not sent.
-            [(id, before, next)] => row::update(&mut sql, table, id, before, next),
-            changed => row::update_all(&mut sql, table, changed),
+        // A checkpoint may be large, and few verbs change it.
+        let (kept, changed): (Vec<_>, Vec<_>) =
+            self.changed.into_iter().partition(|(_, before, next)| before.checkpoint == next.checkpoint);
+        for changed in [kept, changed] {
+            match &changed[..] {
+                [] => {}
+                // Columns that have not changed are not sent.
+                [(id, before, next)] => row::update(&mut sql, table, id, before, next),
+                changed => row::update_all(&mut sql, table, changed),
+            }
         }
         self.removed.iter().for_each(|id| row::delete(&mut sql, table, id));
         sql

@@ -93,8 +93,10 @@ impl MySqlConfig {
         self
     }
 
-    /// How many connections carry the verbs of the store. Default 16: three of them carry the verbs that share a transaction, and the
-    /// others, at least one, those that need their own, as a takeover does. A server has 151 connections by default, for all processes together.
+    /// How many connections carry the verbs of the store. Default 16.
+    ///
+    /// Three of them carry the verbs that share a transaction. The others, at least one, carry those that run alone, such as a takeover.
+    /// A server has 151 connections by default, for all processes together.
     #[must_use]
     pub fn verb_connections(mut self, connections: NonZeroU32) -> Self {
         self.verb_connections = connections;

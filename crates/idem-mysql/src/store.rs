@@ -1,11 +1,8 @@
 //! The store: how it opens, and the traits of the core that it implements.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
-use std::pin::pin;
 use std::sync::{Arc, Weak};
-use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,6 +15,7 @@ use idem_core::{
 };
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, MySqlConnection, MySqlPool, Row as _};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 
 use crate::batch::{Batched, Batcher, MOST_RUNNING, Seen, Verb};
@@ -42,6 +40,7 @@ use crate::transaction::MySqlTransaction;
 pub struct MySqlStore {
     records: Records,
     batcher: Batcher,
+    looks: Arc<Semaphore>,
     handlers: MySqlPool,
     permits: TransactionPermits,
     transaction_wait: Duration,
@@ -98,6 +97,7 @@ impl MySqlStore {
         let tables = Arc::new(Tables::new(database, &settings));
         let records = Records { pool: verbs, tables, offset: config.offset };
         Ok(Self {
+            looks: Arc::new(Semaphore::new(LOOKS)),
             batcher: Batcher::new(Records { pool: batch_pool, ..records.clone() }, batches as usize),
             records,
             handlers,
@@ -230,9 +230,9 @@ impl MySqlStore {
     /// Runs a verb of an owner in a batch, or alone if that does not do it.
     async fn own(&self, lease: &Lease, verb: Verb) -> Result<OwnerOutcome, StoreError> {
         let own = async {
-            match self.batcher.run(lease.id, verb.clone()).await {
+            match self.batcher.submit(lease.id, verb.clone()).answer().await {
                 Batched::Done(outcome) => owner_outcome(outcome),
-                Batched::Alone(seen) => {
+                Batched::Alone { seen, .. } => {
                     let done = self.records.transition(&lease.id, None, verb.command()).await;
                     owner_outcome(done.map_err(|error| seen.flag(error))?)
                 }
@@ -241,48 +241,79 @@ impl MySqlStore {
         answered(VERB_TIMEOUT, own).await?
     }
 
-    /// Acquires in a batch. If the batch is slow, as when commits stall, a record that answers the request is looked for meanwhile.
-    async fn acquire_batched(&self, request: &Acquire) -> Result<Acquired, StoreError> {
-        let mut batched = pin!(self.batcher.run(request.id, Verb::Acquire(request.clone())));
-        let mut has_other_run = false;
-        let batched = match timeout(SLOW_BATCH, &mut batched).await {
+    /// Acquires in a batch. Returns `None` if that needs its own transaction. `seen` is for later errors.
+    ///
+    /// If the batch is slow, as when commits stall, a record that answers the request is looked for meanwhile.
+    async fn acquire_batched(&self, request: &Acquire, seen: &mut Seen) -> Result<Option<AcquireOutcome>, StoreError> {
+        let mut ticket = self.batcher.submit(request.id, Verb::Acquire(request.clone()));
+        let batched = match timeout(SLOW_BATCH, ticket.answer()).await {
             Ok(batched) => batched,
             Err(_) => {
-                let look = async {
-                    match self.records.look(request).await {
-                        Ok(Look::Answered(outcome)) => Some(outcome),
-                        Ok(Look::Open { has_other_run: has }) => {
-                            has_other_run = has;
-                            None
-                        }
-                        // The batch may still answer.
-                        Err(_) => None,
+                // Few at once: a batch may also be slow because the server is busy.
+                let look = self.looks.clone().try_acquire_owned().ok().map(|permit| self.look_apart(request, permit));
+                let looked = async {
+                    match look {
+                        Some(look) => look.await.unwrap_or(None),
+                        None => None,
                     }
                 };
-                let mut look = pin!(look);
-                let answer = poll_fn(|context| match batched.as_mut().poll(context) {
-                    Poll::Ready(batched) => Poll::Ready(Either::Batched(batched)),
-                    Poll::Pending => look.as_mut().poll(context).map(Either::Looked),
-                });
-                match answer.await {
+                let looked = tokio::select! {
+                    batched = ticket.answer() => Either::Batched(batched),
+                    looked = looked => Either::Looked(looked),
+                };
+                match looked {
                     Either::Batched(batched) => batched,
-                    Either::Looked(Some(outcome)) => return Ok(Acquired::Answered(outcome)),
-                    Either::Looked(None) => batched.await,
+                    // Unless the batch makes a record for this caller now.
+                    Either::Looked(Some(Look::Answered(outcome))) if ticket.take_back() => return Ok(Some(outcome)),
+                    Either::Looked(looked) => {
+                        seen.has_other_run |= match looked {
+                            Some(Look::Open { has_other_run }) => has_other_run,
+                            Some(Look::Answered(_)) => true,
+                            None => false,
+                        };
+                        ticket.answer().await
+                    }
                 }
             }
         };
         match batched {
-            Batched::Done(Outcome::Acquire(outcome)) => Ok(Acquired::Answered(outcome)),
+            Batched::Done(Outcome::Acquire(outcome)) => Ok(Some(outcome)),
             Batched::Done(Outcome::Owner(_) | Outcome::Resolve(_) | Outcome::Erase(_)) => Err(misanswered()),
-            // A late INSERT may make a lease for this caller after all, and the engine has to know that. It repeats the acquire.
-            Batched::Alone(seen) if seen.may_be_done => {
-                let message = "the server did not answer whether a new record was committed; repeat the acquire";
-                Err(seen.flag(StoreError::new(StoreErrorKind::Unavailable, message)))
+            // A late INSERT may make a lease for this caller after all. The engine repeats the acquire, and watches for that.
+            Batched::Alone { seen: batch, error } if batch.may_be_done => {
+                let unanswered =
+                    || StoreError::new(StoreErrorKind::Unavailable, "a batch of verbs ended without an answer");
+                Err(seen.and(batch).flag(error.unwrap_or_else(unanswered)))
             }
-            Batched::Alone(seen) => {
-                Ok(Acquired::Alone(Seen { has_other_run: seen.has_other_run || has_other_run, ..seen }))
+            Batched::Alone { seen: batch, .. } => {
+                *seen = seen.and(batch);
+                Ok(None)
             }
         }
+    }
+
+    /// Looks for a record in a task, which gives its connection back also if the caller does not wait.
+    fn look_apart(&self, request: &Acquire, permit: OwnedSemaphorePermit) -> oneshot::Receiver<Option<Look>> {
+        let (answer, looked) = oneshot::channel();
+        let (records, request) = (self.records.clone(), request.clone());
+        self.batcher.runtime().spawn(async move {
+            let found = records.look(&request).await.ok();
+            drop(permit);
+            // A caller that has its answer from the batch does not wait.
+            let _ = answer.send(found);
+        });
+        looked
+    }
+
+    async fn acquire_within(&self, request: &Acquire, seen: &mut Seen) -> Result<AcquireOutcome, StoreError> {
+        if let Some(outcome) = self.acquire_batched(request, seen).await? {
+            return Ok(outcome);
+        }
+        match self.records.look(request).await? {
+            Look::Answered(outcome) => return Ok(outcome),
+            Look::Open { has_other_run } => seen.has_other_run |= has_other_run,
+        }
+        self.records.acquire(request).await
     }
 
     /// The record. A settled one is confirmed to be on the disk, because the caller may acknowledge or copy it.
@@ -293,18 +324,15 @@ impl MySqlStore {
     }
 }
 
-/// How an acquire fared in a batch.
-enum Acquired {
-    Answered(AcquireOutcome),
-    /// It needs a transaction of its own.
-    Alone(Seen),
-}
-
 /// Which came first.
 enum Either {
     Batched(Batched),
-    Looked(Option<AcquireOutcome>),
+    /// `None` if it could not look.
+    Looked(Option<Look>),
 }
+
+/// The most looks beside slow batches at once. They leave connections to verbs that run alone.
+const LOOKS: usize = 4;
 
 /// Omits the connect options, which contain a password.
 impl fmt::Debug for MySqlStore {
@@ -345,18 +373,9 @@ impl LeaseRenewer for Renewer {
 #[async_trait]
 impl IdempotencyStore for MySqlStore {
     async fn acquire(&self, request: &Acquire) -> Result<AcquireOutcome, StoreError> {
-        let acquire = async {
-            let mut seen = match self.acquire_batched(request).await? {
-                Acquired::Answered(outcome) => return Ok(outcome),
-                Acquired::Alone(seen) => seen,
-            };
-            match self.records.look(request).await.map_err(|error| seen.flag(error))? {
-                Look::Answered(outcome) => return Ok(outcome),
-                Look::Open { has_other_run } => seen.has_other_run |= has_other_run,
-            }
-            self.records.acquire(request).await.map_err(|error| seen.flag(error))
-        };
-        answered(VERB_TIMEOUT, acquire).await?
+        let mut seen = Seen::default();
+        let acquired = answered(VERB_TIMEOUT, self.acquire_within(request, &mut seen)).await;
+        acquired.flatten().map_err(|error| seen.flag(error))
     }
 
     async fn renew(&self, lease: &Lease, term: Term) -> Result<OwnerOutcome, StoreError> {
@@ -498,10 +517,13 @@ impl TransactionalStore for MySqlStore {
         let (permit, deadline) = self.permits.enter()?.permit().await?;
         // The in-progress mark commits separately, under a lease: a repeat reads it and is answered at once. If it were part
         // of the handler's transaction, the repeat would wait for its row lock.
-        let acquired = match answered(VERB_TIMEOUT, self.acquire_batched(request)).await?? {
-            Acquired::Answered(outcome) => outcome,
-            Acquired::Alone(seen) => self.records.acquire(request).await.map_err(|error| seen.flag(error))?,
+        let mut seen = Seen::default();
+        let acquired = match answered(VERB_TIMEOUT, self.acquire_batched(request, &mut seen)).await.flatten() {
+            Ok(Some(outcome)) => Ok(outcome),
+            Ok(None) => self.records.acquire(request).await,
+            Err(error) => Err(error),
         };
+        let acquired = acquired.map_err(|error| seen.flag(error))?;
         let lease = match acquired {
             AcquireOutcome::Acquired(lease) => lease,
             outcome => return Ok(Begin::Answered(outcome)),

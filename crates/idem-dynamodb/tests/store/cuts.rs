@@ -8,6 +8,7 @@ use idem_core::{Acquire, AcquireOutcome, IdempotencyStore, Lease, OwnerOutcome, 
 use idem_dynamodb::{DynamoConfig, DynamoStore};
 use idem_proxy::{Cut, Cuts, Direction, Ending, Proxy};
 use idem_testkit::fixture::{KEPT, completed, request};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::settling::payment;
 use crate::support::{Emulator, Table, client};
@@ -117,4 +118,42 @@ async fn items_are_written_once_with_their_answer_wherever_the_exchange_is_cut()
     let cuts = cuts.await;
     assert!(cuts > 20, "an exchange is larger than that: {cuts}");
     assert_eq!(world.table.items("payment/").await, number);
+}
+
+/// The client would repeat the request, meet a limit, and return that alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_whose_answer_is_lost_is_not_told_as_refused_by_the_next_answer() {
+    let world = World::new().await;
+    let limit = limited().await;
+    let request = request();
+    world.proxy.arm(Some(Cut { direction: Direction::Answers, after: 0, ending: Ending::Close }));
+    let (told, ()) = tokio::join!(world.store.acquire(&request), async {
+        while !world.proxy.is_cut() {
+            tokio::task::yield_now().await;
+        }
+        world.proxy.lead_to(limit);
+    });
+    let error = told.unwrap_err();
+    assert!(error.is_indeterminate(), "{error:?}");
+    let direct = world.table.store().await;
+    assert!(direct.peek(&request.id).await.unwrap().is_some(), "it was acquired");
+}
+
+/// The port of a service that refuses everything for the moment.
+async fn limited() -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut bytes = [0; 4096];
+                while stream.read(&mut bytes).await.is_ok_and(|read| read > 0) {
+                    let body = r#"{"__type":"com.amazonaws.dynamodb.v20120810#ThrottlingException","message":"wait"}"#;
+                    let head = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\n\r\n", body.len());
+                    let _ = stream.write_all((head + body).as_bytes()).await;
+                }
+            });
+        }
+    });
+    port
 }

@@ -14,8 +14,9 @@ pub(super) const PATCHES: &[Patch] = &[
         "mysql-batch-takes-a-locked-row-for-absent",
         &["mysql-concurrency", "mysql-batches"],
         "crates/idem-mysql/src/batch.rs",
-        "(Verb::Acquire(_), ..) | (_, None, _) => job.answer(alone),",
-        "(Verb::Acquire(_), ..) | (_, None, _) => job.answer(if PLANTED { Batched::Done(outcome) } else { alone }),",
+        "(Verb::Acquire(_), ..) | (_, None, _) => self.alone(job, alone),",
+        "(_, None, None) if PLANTED => job.answer(Batched::Done(outcome)),
+                (Verb::Acquire(_), ..) | (_, None, _) => self.alone(job, alone),",
     ),
     patch(
         "mysql-batch-waits-for-a-locked-row",
@@ -35,8 +36,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "mysql-repeats-wait-for-commits",
         &["mysql-batches"],
         "crates/idem-mysql/src/store.rs",
-        "timeout(SLOW_BATCH, &mut batched)",
-        "timeout(if PLANTED { VERB_TIMEOUT } else { SLOW_BATCH }, &mut batched)",
+        "timeout(SLOW_BATCH, ticket.answer())",
+        "timeout(if PLANTED { VERB_TIMEOUT } else { SLOW_BATCH }, ticket.answer())",
     ),
     patch(
         "mysql-takes-over-without-a-lock",
