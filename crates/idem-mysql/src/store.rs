@@ -179,7 +179,9 @@ impl MySqlStore {
     /// Settles the run that holds `lease` in the caller's transaction, which is open on `connection`. Both commit or neither
     /// does.
     ///
-    /// The connection may come from any pool that leads to the store's server, and have any isolation level. Make this the last
+    /// The connection may come from any pool that leads to the store's server, and have any isolation level. With
+    /// `innodb_snapshot_isolation`, which is on by default from MariaDB 11.6.2 on, a transaction at `REPEATABLE READ` or above whose
+    /// snapshot is older than the last renewal gets `Unavailable`: roll back and repeat it, or turn that off. Make this the last
     /// statement before COMMIT: until then, renewals and other requests that change the record wait. Renew the lease while the
     /// transaction is open, as an engine does. The real time of the session is set (`SET timestamp = DEFAULT`). If the connection
     /// logs statements, the log contains the answer.

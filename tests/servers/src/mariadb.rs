@@ -21,7 +21,7 @@ static IMAGE: Image = Image {
     environment: mariadb::ENVIRONMENT,
     is_ready: mariadb::IS_READY,
     version: &["mariadbd", "--version"],
-    version_in: version_in,
+    version_in,
 };
 
 /// A MariaDB server on a free port of 127.0.0.1. The user is `root`, without a password, and the database is `test`.

@@ -31,6 +31,7 @@ async fn writes_of_the_caller_and_the_settlement_commit_together() {
             let (database, store, lease) = world().await;
             let mut connection = database.connection().await;
             sql(&mut connection, format!("SET SESSION TRANSACTION ISOLATION LEVEL {isolation}")).await;
+            sql(&mut connection, "SET SESSION innodb_snapshot_isolation = OFF").await;
             let mut transaction = connection.begin().await.unwrap();
             // At REPEATABLE READ this takes the snapshot, which the renewal is not in.
             number(&mut transaction, "SELECT COUNT(*) FROM effects").await;
@@ -47,6 +48,35 @@ async fn writes_of_the_caller_and_the_settlement_commit_together() {
             assert_eq!(is_settled(&store, &lease).await, commits, "{isolation}");
             assert_eq!(effects(&database).await, i64::from(commits), "{isolation}");
         }
+    }
+}
+
+/// The default from MariaDB 11.6.2 on refuses to lock a record that was renewed after the snapshot.
+#[tokio::test]
+async fn a_transaction_with_an_older_snapshot_is_refused_where_the_server_isolates_snapshots() {
+    let (database, store, lease) = world().await;
+    let mut connection = database.connection().await;
+    sql(&mut connection, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await;
+    sql(&mut connection, "SET SESSION innodb_snapshot_isolation = ON").await;
+    for is_settled in [false, true] {
+        let mut transaction = connection.begin().await.unwrap();
+        number(&mut transaction, "SELECT COUNT(*) FROM effects").await;
+        if !is_settled {
+            store.renew(&lease, request().term).await.unwrap();
+        }
+        sql(&mut transaction, "INSERT INTO effects () VALUES ()").await;
+        let told = store.settle_within(&mut transaction, &lease, &completed(), KEPT).await;
+        match told {
+            Ok(outcome) => {
+                assert!(is_settled && outcome == OwnerOutcome::Applied);
+                transaction.commit().await.unwrap();
+            }
+            Err(error) => {
+                assert!(!is_settled && error.is_retryable() && !error.is_indeterminate(), "{error:?}");
+                transaction.rollback().await.unwrap();
+            }
+        }
+        assert_eq!(effects(&database).await, i64::from(is_settled));
     }
 }
 
