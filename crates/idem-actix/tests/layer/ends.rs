@@ -41,7 +41,7 @@ async fn the_lines_of_a_handler_have_the_span_of_its_operation_inside_that_of_th
     let handler = async || {
         tokio::task::yield_now().await;
         tracing::info!(target: "idem_test", "the handler runs");
-        HttpResponse::Ok()
+        HttpResponse::Ok().finish()
     };
     let app = App::new().route("/logged", web::post().to(handler)).wrap(at_most_once()).wrap_fn(|request, inner| {
         inner.call(request).instrument(tracing::info_span!(target: "idem_test", "request", path = "logged"))
