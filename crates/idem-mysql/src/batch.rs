@@ -538,6 +538,7 @@ impl Batch<'_> {
         self.records.tables.expect_fits(&sql)?;
         Ok(Some(sql))
     }
+
     /// Leaves a verb to its caller, at once unless this batch may hold the lock of its record.
     fn alone(&mut self, job: Job, seen: Seen) {
         if job.verb.is_acquire() {
