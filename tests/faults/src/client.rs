@@ -43,7 +43,15 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(60);
 const BEGUN: &str = "begun:";
 
 /// Header fields that may differ in a replay.
-const OF_THE_MOMENT: [&str; 5] = ["connection", "content-length", "date", "idempotency-replayed", "transfer-encoding"];
+const OF_THE_MOMENT: [&str; 6] = [
+    "connection",
+    "content-length",
+    "date",
+    "idempotency-replayed",
+    // Only the first answer knows with which retention its record is settled.
+    "idempotency-retention",
+    "transfer-encoding",
+];
 
 pub(crate) struct Client {
     world: Arc<World>,
