@@ -1,4 +1,4 @@
-//! Connections that end after each so many bytes of a verb's exchange: the client repeats the request, and it takes effect once.
+//! Connections that end after each so many bytes of a verb's exchange: the verb takes effect once, and no error denies it.
 
 use std::time::Duration;
 
