@@ -1,4 +1,4 @@
-//! Programs of the Python Package Index, each in an environment of its own among cargo's build artifacts.
+//! Programs of the Python Package Index, each in a separate environment among cargo's build artifacts.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -67,7 +67,7 @@ where
             drop(reservation);
             conclude(&policy, stated, is_protected, answered).await
         };
-        // A task has no span of its own.
+        // A new task is in no span.
         let (handled, conclusion) = answering.instrument(span).await;
         // If the engine is gone, it settles nothing, and does not log.
         if let Err(Err(error)) = end.send(conclusion) {

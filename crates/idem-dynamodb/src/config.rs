@@ -17,7 +17,7 @@ pub struct DynamoConfig {
 impl DynamoConfig {
     /// Records in `table`, by a client with the application's credentials, region, retries and timeouts.
     ///
-    /// The store makes a client of its own from the client's configuration, to read the time from each answer.
+    /// The store makes another client from the configuration of this one, to read the time from each answer.
     #[must_use]
     pub fn new(client: Client, table: impl Into<String>) -> Self {
         Self { client, renewals: None, table: table.into(), offset: TimeOffset::default() }
@@ -25,7 +25,7 @@ impl DynamoConfig {
 
     /// Renews leases by this client, which must not share connections with the other one.
     ///
-    /// Renewals have a thread of their own, so that a handler that blocks its thread keeps its lease. A connection that the blocked
+    /// Renewals run on a separate thread, so that a handler that blocks its thread keeps its lease. A connection that the blocked
     /// thread drives would not help them. Default: a client of the same configuration, which has its own connections unless the
     /// application set an HTTP client in it.
     #[must_use]

@@ -65,7 +65,7 @@ impl Stored {
     }
 }
 
-/// Whether an owner runs it, or has crashed while running it. Nobody owns a released record.
+/// Whether an owner runs it, or has crashed while running it. A released record has no owner.
 pub(crate) fn is_leased(record: &Record) -> bool {
     matches!(record.state, State::InProgress { .. }) && record.owner != OwnerToken::NOBODY
 }

@@ -230,6 +230,8 @@ impl Records {
                 Written::Changed(None) => found = self.read(what, id).await?,
                 Written::InTheWay(error) => {
                     tries = again(tries, error)?;
+                    // Until the record is read, the transaction may be that of another run.
+                    known.has_other_run |= matches!(command, Command::Acquire(_));
                     sleep(PAUSE * tries).await;
                     found = self.read(what, id).await?;
                 }
@@ -249,8 +251,8 @@ impl Records {
                     found = now;
                 }
             }
-            if let (Command::Acquire(request), Some(stored)) = (command, &found.stored) {
-                known.has_other_run = stored.record.owner != request.owner;
+            if let Command::Acquire(request) = command {
+                known.has_other_run = found.record().is_some_and(|record| record.owner != request.owner);
             }
         }
     }

@@ -3,8 +3,8 @@
 //! While the server works on a batch, arriving verbs wait in a queue, and the next batch takes them together: two round trips and one
 //! sync to the disk for all of them. A verb that comes alone is a batch of one.
 //!
-//! A batch does what is usual: it makes new records, changes records under their locks, and gives answers that change nothing. It never
-//! waits for a locked row. Everything else it leaves to the transaction of a single verb, whose caller runs it: a locked row, a
+//! A batch does what is usual: it makes new records, changes records under their locks, and gives answers that change nothing. It does
+//! not wait for a locked row, but for a second at most for a record that another process is just making. Everything else it leaves to the transaction of a single verb, whose caller runs it: a locked row, a
 //! takeover, a step that an earlier try may have done, and each verb of a batch that failed. Each verb may be repeated with its owner
 //! token (law L8), so that is safe also if the batch was committed and its answer was lost.
 
@@ -341,7 +341,7 @@ impl Drop for Runner {
 async fn run_batch(records: &Records, jobs: Vec<Job>) {
     let Err((error, rest)) = run_once(records, jobs).await else { return };
     let (new, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|job| job.verb.is_acquire());
-    // If one of them is the reason, it has met a record of another run; nobody knows which one.
+    // If one of them is the reason, it has met a record of another run; the server does not say which one.
     let seen = Seen { may_be_done: false, has_other_run: true };
     let is_to_try = !new.is_empty();
     for job in new {

@@ -89,7 +89,7 @@ impl MySqlStore {
                 pool(options.clone(), Use::Handlers { isolates }, config.max_transactions.get(), CONNECT_TIMEOUT)
             }
         };
-        // Batches have connections of their own: verbs that wait for a locked row use up those of verbs that are alone.
+        // Batches have separate connections, because verbs that wait for a locked row use up those of verbs that are alone.
         let batches = MOST_RUNNING.min(config.verb_connections.get());
         let alone = config.verb_connections.get().saturating_sub(batches).max(1);
         let purpose = Use::Verbs { is_mariadb: settings.is_mariadb() };

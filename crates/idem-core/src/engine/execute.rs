@@ -70,7 +70,7 @@ impl Idempotency {
                 return engine.shared.refuse(&operation.scope, engine.shared.overloaded());
             };
             let request = engine.shared.acquire_request(&operation);
-            // A task that drives the operation has it too.
+            // If a task drives the operation, it enters the caller's span.
             let callers = Span::current();
             let (reply, replied) = Reply::new(Arc::clone(&engine.shared), Subject::of(&request));
             let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
