@@ -102,7 +102,7 @@ impl fmt::Display for Way {
 }
 
 /// The bytes per record of a table with its indexes, after a vacuum.
-async fn of_table(connection: &mut PgConnection, table: &str, records: u64) -> Result<f64, Error> {
+pub(crate) async fn of_table(connection: &mut PgConnection, table: &str, records: u64) -> Result<f64, Error> {
     servers::run(connection, &format!("VACUUM (ANALYZE) {table}")).await?;
     let size = format!("SELECT pg_total_relation_size('{table}')");
     let bytes: i64 = sqlx::raw_sql(AssertSqlSafe(size)).fetch_one(connection).await?.try_get(0)?;
@@ -133,15 +133,20 @@ async fn mariadb(records: u64, report: &mut Report) -> Result<(), Error> {
     Maker::new(Arc::new(MySqlStore::open(MySqlConfig::new(server.url())).await?)).fill(records).await?;
     let mut bytes = Vec::new();
     for table in ["hand_records", "idem_records"] {
-        let analyze = format!("ANALYZE TABLE {table}");
-        sqlx::raw_sql(AssertSqlSafe(analyze)).execute(&mut connection).await?;
-        let size = "SELECT CAST(data_length + index_length AS SIGNED) FROM information_schema.tables \
-             WHERE table_schema = 'test' AND table_name = ?";
-        let size: i64 = sqlx::query_scalar(size).bind(table).fetch_one(&mut connection).await?;
-        bytes.push(size as f64 / records as f64);
+        bytes.push(of_mariadb(&mut connection, table).await? / records as f64);
     }
     tell(report, "MariaDB, 256 leased at once", bytes[1], bytes[0]);
     Ok(())
+}
+
+/// The bytes of a table of MariaDB with its indexes, by the server's statistics.
+pub(crate) async fn of_mariadb(connection: &mut MySqlConnection, table: &str) -> Result<f64, Error> {
+    let analyze = format!("ANALYZE TABLE {table}");
+    sqlx::raw_sql(AssertSqlSafe(analyze)).execute(&mut *connection).await?;
+    let size = "SELECT CAST(data_length + index_length AS SIGNED) FROM information_schema.tables \
+         WHERE table_schema = 'test' AND table_name = ?";
+    let size: i64 = sqlx::query_scalar(size).bind(table).fetch_one(connection).await?;
+    Ok(size as f64)
 }
 
 async fn redis(records: u64, report: &mut Report) -> Result<(), Error> {
@@ -154,7 +159,7 @@ async fn redis(records: u64, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-fn used_memory(server: &Redis) -> Result<f64, Error> {
+pub(crate) fn used_memory(server: &Redis) -> Result<f64, Error> {
     let info = redis_command(server.port(), &["INFO", "memory"])?;
     let used = info.text().and_then(|text| number_after(text, "used_memory:"));
     Ok(used.ok_or("Redis does not say how much memory it uses")?)
@@ -170,10 +175,15 @@ async fn sqlite(records: u64, report: &mut Report) -> Result<(), Error> {
     connection.close().await?;
     let store = SqliteStore::open(SqliteConfig::new(format!("sqlite://{}", idem.display()))).await?;
     Maker::new(Arc::new(store)).fill(records).await?;
-    let each = |file: &Path| -> Result<f64, Error> { Ok(std::fs::metadata(file)?.len() as f64 / records as f64) };
-    let mut connection = SqliteConnection::connect(&format!("sqlite://{}", idem.display())).await?;
-    // The contents of the log move into the file.
-    sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_all(&mut connection).await?;
-    tell(report, "SQLite", each(&idem)?, each(&by_hand)?);
+    let each = |bytes: f64| bytes / records as f64;
+    tell(report, "SQLite", each(of_sqlite(&idem).await?), each(of_sqlite(&by_hand).await?));
     Ok(())
+}
+
+/// The bytes of a file of SQLite, after the contents of its log have moved into it.
+pub(crate) async fn of_sqlite(file: &Path) -> Result<f64, Error> {
+    let mut connection = SqliteConnection::connect(&format!("sqlite://{}", file.display())).await?;
+    sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_all(&mut connection).await?;
+    connection.close().await?;
+    Ok(std::fs::metadata(file)?.len() as f64)
 }

@@ -26,6 +26,7 @@ mod peers;
 mod plot;
 mod records;
 mod report;
+mod scale;
 mod servers;
 mod store;
 
@@ -43,9 +44,12 @@ use crate::report::Report;
 struct Options {
     #[command(subcommand)]
     other: Option<Other>,
-    /// The groups to run. Default: all but limits.
+    /// The groups to run. Default: all but dynamodb, scale and limits.
     #[arg(value_enum)]
     groups: Vec<Group>,
+    /// The stores of the group `scale`. Default: all.
+    #[arg(long = "engine", value_enum, value_name = "ENGINE")]
+    engines: Vec<scale::Engine>,
     /// Run fewer and shorter rounds on smaller tables: it takes five minutes at most, and the figures are noisier.
     #[arg(long)]
     quick: bool,
@@ -95,6 +99,11 @@ enum Group {
     AtRest,
     /// Python libraries on the same Redis (needs python3 with venv).
     Peers,
+    /// DynamoDB on emulators, against requests written by hand; runs only if it is named.
+    Dynamodb,
+    /// Bytes and latencies of each store with 100,000, a million and ten million records; runs only if it is named. It takes hours,
+    /// and 40 GB of disk.
+    Scale,
     /// What bounds the others; runs only if it is named.
     Limits,
 }
@@ -162,6 +171,12 @@ async fn bench(options: &Options) -> Result<(), Error> {
     }
     if wanted(Group::AtRest) {
         at_rest::run(pace, &mut report).await?;
+    }
+    if options.groups.contains(&Group::Dynamodb) {
+        store::run_dynamodb(pace, &mut report).await?;
+    }
+    if options.groups.contains(&Group::Scale) {
+        scale::run(&options.engines, pace, &mut report).await?;
     }
     if options.groups.contains(&Group::Limits) {
         limits::run(pace, &mut report).await?;

@@ -1,6 +1,7 @@
 //! The verbs of a store, without an engine.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,8 +110,13 @@ impl Maker {
 
     /// Like [`fill`](Self::fill), so many `at_once`.
     pub(crate) async fn fill_by(&self, count: u64, at_once: usize) -> Result<(), Error> {
+        self.fill_range(0..count, at_once).await
+    }
+
+    /// Makes the settled records of these numbers, so many `at_once`.
+    pub(crate) async fn fill_range(&self, numbers: Range<u64>, at_once: usize) -> Result<(), Error> {
         use futures_util::{StreamExt, TryStreamExt};
-        futures_util::stream::iter(0..count)
+        futures_util::stream::iter(numbers)
             .map(|number| self.cycle(number))
             .buffer_unordered(at_once)
             .try_collect()

@@ -9,9 +9,13 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::command::{self, cargo, install, is_installed, may_install, workspace};
+use crate::test;
 
 /// Programs that the benchmarks need besides the servers, with their Debian packages.
 const PROGRAMS: [(&str, &str); 3] = [("wrk", "wrk"), ("redis-benchmark", "redis-tools"), ("valgrind", "valgrind")];
+
+/// The groups that need emulators of DynamoDB.
+const EMULATED: [&str; 2] = ["dynamodb", "scale"];
 
 /// How many percent more instructions than the baseline are allowed, because a new compiler version changes them.
 const TOLERANCE: f64 = 3.0;
@@ -53,6 +57,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return instructions(options.record);
     }
     let mut bench = cargo(&["run", "--release", "--quiet", "--bin", "idem-bench", "--"]);
+    if options.options.iter().any(|option| EMULATED.iter().any(|group| option == group)) {
+        bench.env("PATH", test::provide_emulators()?);
+    }
     command::run(bench.args(&options.options).current_dir(folder()))
 }
 

@@ -2,6 +2,7 @@
 
 mod by_hand;
 mod crowd;
+mod dynamodb;
 mod hybrid;
 mod mariadb;
 mod postgres;
@@ -9,6 +10,7 @@ mod redis;
 mod sqlite;
 
 pub(crate) use self::crowd::replays;
+pub(crate) use self::dynamodb::{client as dynamodb_client, run as run_dynamodb};
 pub(crate) use self::mariadb::{TABLE as MARIADB_BY_HAND, run as run_mariadb};
 pub(crate) use self::postgres::Contestants as PostgresContestants;
 pub(crate) use self::redis::{limits as redis_limits, run as run_redis};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use clap::Args;
-use idem_core::{DurableStore, IdempotencyStore, Inspect, Operate, Purge};
+use idem_core::{DurableStore, IdempotencyStore, Inspect, MissingPrivilege, Operate, Purge, StoreError};
 use idem_encryption::EncryptedStore;
 use idem_hybrid::HybridStore;
 
@@ -55,6 +55,11 @@ pub(crate) trait Store: IdempotencyStore + Inspect + Operate {
     /// What `check` says about this kind of store, after its self-test.
     async fn examine(&self) -> Result<Examination, Box<dyn Error>>;
 
+    /// The privileges that this login lacks; `None` if this kind of store cannot tell.
+    async fn missing_privileges(&self) -> Result<Option<Vec<MissingPrivilege>>, StoreError> {
+        Ok(None)
+    }
+
     /// Gives the records a new identity. With `keep`, only remembers the history of the server.
     async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>>;
 
@@ -91,6 +96,10 @@ impl Store for EncryptedStore<dyn Store> {
         self.inner().examine().await
     }
 
+    async fn missing_privileges(&self) -> Result<Option<Vec<MissingPrivilege>>, StoreError> {
+        self.inner().missing_privileges().await
+    }
+
     async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
         self.inner().renew_identity(keep).await
     }
@@ -117,6 +126,10 @@ impl<D: Store + DurableStore> Store for HybridStore<D> {
             Err(error) => (Level::Weak, "front", with_causes(&error)),
         });
         Ok(found)
+    }
+
+    async fn missing_privileges(&self) -> Result<Option<Vec<MissingPrivilege>>, StoreError> {
+        Store::missing_privileges(&**self.durable()).await
     }
 
     async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
@@ -249,7 +262,7 @@ mod postgres {
     use std::error::Error;
 
     use async_trait::async_trait;
-    use idem_core::{Durability, Purge};
+    use idem_core::{Durability, MissingPrivilege, Purge, StoreError};
     use idem_postgres::{PostgresConfig, PostgresStore};
 
     use super::{Copies, Examination, Level, Line, Store, StoreOptions};
@@ -319,6 +332,10 @@ mod postgres {
             Ok(Examination { version: format!("PostgreSQL {}", health.version), lines })
         }
 
+        async fn missing_privileges(&self) -> Result<Option<Vec<MissingPrivilege>>, StoreError> {
+            PostgresStore::missing_privileges(self).await.map(Some)
+        }
+
         async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {
             match keep {
                 true => self.remember_history().await?,
@@ -338,7 +355,7 @@ mod mysql {
     use std::error::Error;
 
     use async_trait::async_trait;
-    use idem_core::{Durability, Purge};
+    use idem_core::{Durability, MissingPrivilege, Purge, StoreError};
     use idem_mysql::{MySqlConfig, MySqlStore};
 
     use super::{Copies, Examination, Level, Store, StoreOptions};
@@ -367,6 +384,10 @@ mod mysql {
             lines.extend(report.warnings.into_iter().map(|warning| (Level::Weak, "settings", warning)));
             let name = if health.version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
             Ok(Examination { version: format!("{name} {}", health.version), lines })
+        }
+
+        async fn missing_privileges(&self) -> Result<Option<Vec<MissingPrivilege>>, StoreError> {
+            MySqlStore::missing_privileges(self).await.map(Some)
         }
 
         async fn renew_identity(&self, keep: bool) -> Result<(), Box<dyn Error>> {

@@ -30,10 +30,10 @@ pub use record_id::{InvalidRecordId, RecordId, RecordIdentity, SecretTooShort};
 pub use scope::Scope;
 pub use store::{
     Begin, Capabilities, CountPage, Durability, DurableStore, FINISH_TIMEOUT, FastEntry, FastRead, FastStore,
-    IdempotencyStore, Inspect, Inspection, InvalidResolution, InvalidStateName, LeaseRenewer, LiveRecord, Operate,
-    PartSize, Purge, RecordCounts, RecordFilter, RecordPage, RecordState, RecordSummary, Repair, RepairNote,
-    ScanPosition, SelfTestError, SettlementListener, StateName, StoreError, StoreErrorKind, StoreTransaction,
-    TimeOffset, TransactionSlots, TransactionalStore, Writes, erase, repair, self_test,
+    IdempotencyStore, Inspect, Inspection, InvalidResolution, InvalidStateName, LeaseRenewer, LiveRecord,
+    MissingPrivilege, Operate, PartSize, Purge, RecordCounts, RecordFilter, RecordPage, RecordState, RecordSummary,
+    Repair, RepairNote, ScanPosition, SelfTestError, SettlementListener, StateName, StoreError, StoreErrorKind,
+    StoreTransaction, TimeOffset, TransactionSlots, TransactionalStore, Writes, erase, repair, self_test,
 };
 pub use timestamp::Timestamp;
 pub use trace::{InvalidTraceId, InvalidTraceParent, TraceId, TraceParent};

@@ -51,6 +51,11 @@ pub(crate) fn store_error(what: &str, error: sqlx::Error) -> StoreError {
     StoreError::new(kind, format!("could not {what}: {hint}")).with_source(error)
 }
 
+/// Whether the user lacks a privilege on a table or a column.
+pub(crate) fn is_denied(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(NO_ACCESS_TO_TABLE | NO_ACCESS_TO_COLUMN))
+}
+
 /// Like [`store_error`], while the store is opened.
 pub(crate) fn opening_error(what: &str, error: sqlx::Error) -> StoreError {
     let (kind, hint) = reason(&error);

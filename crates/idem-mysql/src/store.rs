@@ -8,10 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, Command, CountPage, DurableStore, Erase, EraseOutcome,
-    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, Outcome, OwnerAction,
-    OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve,
-    ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, State, StoreError, StoreErrorKind,
-    Term, TransactionSlots, TransactionalStore, machine,
+    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, MissingPrivilege, Operate, Outcome,
+    OwnerAction, OwnerOutcome, Purge, Record, RecordCounts, RecordFilter, RecordId, RecordPage, Repair, RepairNote,
+    Resolve, ResolveOutcome, ScanPosition, SelfTestError, Settlement, SettlementListener, State, StoreError,
+    StoreErrorKind, Term, TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, MySqlConnection, MySqlPool, Row as _};
@@ -154,6 +154,16 @@ impl MySqlStore {
         };
         let (session, tables) = answered(VERB_TIMEOUT, look).await??;
         Ok(SelfTestReport { durability: settings.durability(), warnings: settings.warnings(&session, tables) })
+    }
+
+    /// The privileges on tables of the store that its user lacks.
+    ///
+    /// A verb that needs one of them fails. `idem_repairs` is for tools of operators: an application can do without.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the server does not answer.
+    pub async fn missing_privileges(&self) -> Result<Vec<MissingPrivilege>, StoreError> {
+        self.records.missing_privileges().await
     }
 
     /// Gives the records a new random identity, after the database was restored from an older backup.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use idem_core::{
     Acquire, AcquireOutcome, Begin, Capabilities, Checkpoint, CountPage, DurableStore, Erase, EraseOutcome,
-    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, Operate, OwnerAction, OwnerOutcome, Purge,
-    Record, RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve, ResolveOutcome, ScanPosition,
-    SelfTestError, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term, TransactionSlots,
-    TransactionalStore, machine,
+    IdempotencyStore, Inspect, Inspection, Lease, LeaseRenewer, LiveRecord, MissingPrivilege, Operate, OwnerAction,
+    OwnerOutcome, Purge, Record, RecordFilter, RecordId, RecordPage, Repair, RepairNote, Resolve, ResolveOutcome,
+    ScanPosition, SelfTestError, Settlement, SettlementListener, State, StoreError, StoreErrorKind, Term,
+    TransactionSlots, TransactionalStore, machine,
 };
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tokio::time::timeout;
@@ -246,6 +246,17 @@ impl PostgresStore {
     pub async fn self_test(&self) -> Result<SelfTestReport, SelfTestError> {
         idem_core::self_test(self).await?;
         Ok(self.shared.upkeep.self_test_report().await?)
+    }
+
+    /// The privileges on tables and functions of the store that its role lacks.
+    ///
+    /// A verb that needs one of them fails. `idem_repairs` is for tools of operators: an application can do without. With
+    /// [`from_pool`](crate::PostgresConfig::from_pool), the role is that of the application's sessions.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the server does not answer, or the role may not use the schema.
+    pub async fn missing_privileges(&self) -> Result<Vec<MissingPrivilege>, StoreError> {
+        self.shared.upkeep.missing_privileges().await
     }
 
     /// The history of the server, and the one that was remembered, to notice a restore or a promotion.

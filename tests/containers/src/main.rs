@@ -36,7 +36,8 @@ struct Options {
     /// The stores of the example for the HTTP cases; default all of them.
     #[arg(long, value_enum)]
     store: Vec<Store>,
-    /// Uses servers of this release of Debian, such as `trixie`, from images that `cargo xtask images --release` makes.
+    /// Uses servers of this release of Debian, such as `trixie`, from images that `cargo xtask images --release` makes. `both` runs
+    /// the suites on the default servers, and then on those of trixie.
     #[arg(long)]
     release: Option<String>,
 }
@@ -73,7 +74,7 @@ async fn run_until_stopped(options: &Options) -> Result<(), Error> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     leftovers::remove_of_the_dead().await?;
     let outcome = tokio::select! {
-        outcome = run(options) => outcome,
+        outcome = run_releases(options) => outcome,
         _ = interrupt.recv() => Err("interrupted".into()),
         _ = terminate.recv() => Err("terminated".into()),
     };
@@ -83,9 +84,24 @@ async fn run_until_stopped(options: &Options) -> Result<(), Error> {
     outcome.and(removed)
 }
 
-async fn run(options: &Options) -> Result<(), Error> {
+/// The word for the default servers, and those of [`NEWER`].
+const BOTH: &str = "both";
+const NEWER: &str = "trixie";
+
+async fn run_releases(options: &Options) -> Result<(), Error> {
+    let Some(BOTH) = options.release.as_deref() else { return run(options, options.release.as_deref()).await };
+    let before = run(options, None).await;
+    leftovers::remove_own().await?;
+    println!("servers of {NEWER}:");
+    match (before, run(options, Some(NEWER)).await) {
+        (Err(before), Err(newer)) => Err(format!("default servers: {before}; {NEWER}: {newer}").into()),
+        (before, newer) => before.and(newer),
+    }
+}
+
+async fn run(options: &Options, release: Option<&str>) -> Result<(), Error> {
     let is_wanted = |suite| options.only.is_empty() || options.only.contains(&suite);
-    let images = Images::choose(options.release.as_deref()).await?;
+    let images = Images::choose(release).await?;
     let began = Instant::now();
     let network = Network::new();
     let servers = Servers::start(&network, &images).await?;

@@ -13,11 +13,16 @@ pub struct DynamoDb {
     broker: Broker,
 }
 
-/// Serves moto, one request after the other: it checks a condition and writes without a lock between them.
+/// Serves moto, one request after the other: it checks a condition and writes without a lock between them. It refuses an action as AWS
+/// does for DynamoDB, and not in XML.
 const MOTO: &str = "
 import sys
+import moto.iam.access_control
+from moto.core.exceptions import JsonRESTError
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+moto.iam.access_control.AccessDeniedError = lambda user_arn, action: JsonRESTError(
+    'AccessDeniedException', f'User: {user_arn} is not authorized to perform: {action}')
 server = make_server('127.0.0.1', int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
 print('ready', flush=True)
 server.serve_forever()";

@@ -4,6 +4,7 @@
 mod runner;
 
 use std::error::Error;
+use std::ffi::OsString;
 
 use self::runner::Job;
 use crate::checks;
@@ -115,6 +116,11 @@ pub(crate) fn mysql() -> Result<(), Box<dyn Error>> {
 
 /// Runs the tests of the store in DynamoDB. They start emulators, which are installed first.
 pub(crate) fn dynamodb() -> Result<(), Box<dyn Error>> {
+    command::run(cargo(&["test", "-p", DYNAMODB]).env("PATH", provide_emulators()?))
+}
+
+/// Installs the emulators of DynamoDB among cargo's build artifacts, and returns a `PATH` that has them too.
+pub(crate) fn provide_emulators() -> Result<OsString, Box<dyn Error>> {
     let [package, version, program] = MOTO;
     let moto = python::install(package, version, program)?;
     let [name, version] = DYNOXIDE;
@@ -129,8 +135,7 @@ pub(crate) fn dynamodb() -> Result<(), Box<dyn Error>> {
     }
     let folder = moto.parent().ok_or("the emulator has no folder")?;
     let old = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::join_paths(std::iter::once(folder.to_owned()).chain(std::env::split_paths(&old)))?;
-    command::run(cargo(&["test", "-p", DYNAMODB]).env("PATH", path))
+    Ok(std::env::join_paths(std::iter::once(folder.to_owned()).chain(std::env::split_paths(&old)))?)
 }
 
 /// Installs the brokers that this machine lacks, or fails with installation advice.

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
 
-use idem_core::{RecordId, SelfTestError, StoreError, StoreErrorKind};
+use idem_core::{MissingPrivilege, RecordId, SelfTestError, StoreError, StoreErrorKind};
 use serde_json::json;
 
 use crate::output::{say, say_json};
@@ -43,6 +43,11 @@ async fn examine(options: &StoreOptions, lines: &mut Vec<Line>) -> Result<(), Bo
         }
     };
     lines.push((Level::Ok, "open", "the login and the schema are as they should be".to_owned()));
+    match store.missing_privileges().await {
+        Ok(None) => {}
+        Ok(Some(missing)) => lines.push(privileges(&missing)),
+        Err(error) => lines.push((Level::Unusable, "privileges", unless_away(error.into())?)),
+    }
     match store.examine().await {
         Ok(Examination { version, lines: found }) => {
             lines.push((Level::Ok, "version", version));
@@ -60,6 +65,18 @@ async fn examine(options: &StoreOptions, lines: &mut Vec<Line>) -> Result<(), Bo
         Err(error) => (Level::Unusable, "clock", unless_away(error.into())?),
     });
     Ok(())
+}
+
+/// Without those on the notes of repairs, only tools of operators fail.
+fn privileges(missing: &[MissingPrivilege]) -> Line {
+    const NAME: &str = "privileges";
+    if missing.is_empty() {
+        return (Level::Ok, NAME, "this login has those that the store needs".to_owned());
+    }
+    let is_of_repairs = |missing: &MissingPrivilege| missing.object == "idem_repairs";
+    let level = if missing.iter().all(is_of_repairs) { Level::Weak } else { Level::Unusable };
+    let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+    (level, NAME, format!("this login lacks {}", missing.join(", ")))
 }
 
 /// The text of an error, unless the store was not asked or did not answer: then there is nothing to say about it.

@@ -346,11 +346,30 @@ async fn postgres_is_checked() {
     // Its privileges on the records were lost, as when they moved to other tables.
     sql("GRANT USAGE ON SCHEMA idem TO outsider; GRANT SELECT ON idem.idem_migrations, idem.idem_identity TO outsider");
     let poor = check(&outsider, &[]).expect(4);
-    let starts = ["ok       open", "unusable self-test", "weak     repairs", "unusable clock"];
+    let starts = ["ok       open", "unusable privileges", "unusable self-test", "weak     repairs", "unusable clock"];
     for (line, start) in poor.stdout.lines().zip(starts) {
-        assert!(line.starts_with(start) && (start.starts_with("ok") || line.contains("permission denied")), "{line}");
+        let is_told = ["ok", "unusable privileges"].iter().any(|known| start.starts_with(known));
+        assert!(line.starts_with(start) && (is_told || line.contains("permission denied")), "{line}");
     }
     assert_eq!(poor.stdout.lines().count(), starts.len(), "{}", poor.stdout);
+    let all = ["SELECT", "INSERT", "UPDATE", "DELETE"].map(|privilege| format!("{privilege} on idem_records"));
+    assert!(poor.stdout.contains(&format!("lacks {}", all.join(", "))), "{}", poor.stdout);
+    // As SECURITY.md advises for an application, which does not need the notes of repairs. Then one is missing.
+    sql("GRANT SELECT, INSERT, UPDATE, DELETE ON idem.idem_records TO outsider");
+    let weak = check(&outsider, &[]).expect(3);
+    let of_repairs = "weak     privileges  this login lacks SELECT on idem_repairs, INSERT on idem_repairs, UPDATE on idem_repairs\n";
+    assert!(weak.stdout.contains(of_repairs), "{}", weak.stdout);
+    sql("GRANT SELECT, INSERT, UPDATE ON idem.idem_repairs TO outsider");
+    check(&outsider, &[]).expect(0);
+    for (revoke, lacks) in [
+        ("DELETE ON idem.idem_records", "DELETE on idem_records"),
+        ("EXECUTE ON FUNCTION idem.idem_purge_v1", "EXECUTE on idem_purge_v1"),
+    ] {
+        sql(&format!("REVOKE {revoke} FROM outsider, PUBLIC"));
+        let poor = check(&outsider, &[]).expect(4);
+        assert!(poor.stdout.contains(&format!("unusable privileges  this login lacks {lacks}\n")), "{}", poor.stdout);
+        sql(&format!("GRANT {revoke} TO outsider"));
+    }
     drop(server);
     let away = check("postgres://postgres@127.0.0.1:1/postgres", &[]).expect(1);
     assert!(away.stderr.starts_with("idem: "), "{}", away.stderr);

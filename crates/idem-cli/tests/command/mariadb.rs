@@ -1,9 +1,13 @@
 //! The program on MariaDB. `cargo xtask test-mysql` runs these tests.
 
+use std::path::Path;
+
 use idem_core::{AcquireOutcome, IdempotencyStore as _, StoredBody, StoredResponse, Takeover};
 use idem_mysql::{MySqlConfig, MySqlStore};
 use idem_servers::MariaDb;
+use sqlx::{Connection as _, MySqlConnection};
 
+use crate::tls::Certificates;
 use crate::{HOUR, answer, complete, crash, idem, request};
 
 #[tokio::test]
@@ -74,4 +78,59 @@ async fn mariadb_is_checked() {
     let replica = MariaDb::start_with(&["--read-only=ON"]).unwrap();
     let refused = check(&replica.url()).expect(4).stdout;
     assert!(refused.contains("unusable open") && refused.contains("read_only"), "{refused}");
+}
+
+/// The privileges are those of the README of idem-mysql.
+#[tokio::test]
+#[ignore = "needs MariaDB: cargo xtask test-mysql"]
+async fn a_missing_privilege_is_named() {
+    let server = MariaDb::start().unwrap();
+    let mut root = MySqlConnection::connect(&server.url()).await.unwrap();
+    // In the database `test` of a new server each user may do everything.
+    sqlx::raw_sql("CREATE DATABASE shop").execute(&mut root).await.unwrap();
+    idem(&server.url_of("root", "shop"), &["migrate"]).expect(0);
+    let grants = "CREATE USER app@'%';
+        GRANT SELECT, INSERT, UPDATE, DELETE ON shop.idem_records TO app@'%';
+        GRANT SELECT, INSERT, UPDATE ON shop.idem_repairs TO app@'%';
+        GRANT SELECT ON shop.idem_identity TO app@'%';
+        GRANT SELECT ON shop.idem_migrations TO app@'%'";
+    sqlx::raw_sql(grants).execute(&mut root).await.unwrap();
+    let url = server.url_of("app", "shop");
+    idem(&url, &["check"]).expect(0);
+    let change = async |root: &mut MySqlConnection, sql: &str| {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(root).await.unwrap();
+    };
+    for privilege in ["INSERT", "UPDATE", "DELETE"] {
+        change(&mut root, &format!("REVOKE {privilege} ON shop.idem_records FROM app@'%'")).await;
+        let refused = idem(&url, &["check"]).expect(4).stdout;
+        let expected = format!("unusable privileges  this login lacks {privilege} on idem_records\n");
+        assert!(refused.contains(&expected), "{refused}");
+        change(&mut root, &format!("GRANT {privilege} ON shop.idem_records TO app@'%'")).await;
+    }
+    // An application does not need this one.
+    change(&mut root, "REVOKE INSERT ON shop.idem_repairs FROM app@'%'").await;
+    let weak = idem(&url, &["check"]).expect(3).stdout;
+    assert!(weak.contains("weak     privileges  this login lacks INSERT on idem_repairs\n"), "{weak}");
+}
+
+#[test]
+#[ignore = "needs MariaDB: cargo xtask test-mysql"]
+fn mariadb_is_reached_by_tls_and_an_unknown_authority_is_named() {
+    let (own, other) = (Certificates::new(), Certificates::new());
+    let option = |name: &str, path: &Path| format!("--{name}={}", path.display());
+    let [ca, cert, key] =
+        [("ssl-ca", &own.authority), ("ssl-cert", &own.certificate), ("ssl-key", &own.key)].map(|(n, p)| option(n, p));
+    let server = MariaDb::start_with(&["--require-secure-transport=ON", &ca, &cert, &key]).unwrap();
+    let by = |mode: &str| format!("{}?ssl-mode={mode}", server.url());
+    let open = Certificates::check(&by("DISABLED"), &own.authority);
+    assert!(open.code != 0 && open.text().contains("Access denied"), "{}", open.text());
+    let url = by("VERIFY_IDENTITY");
+    let unmigrated = Certificates::check(&url, &own.authority).expect(4);
+    assert!(unmigrated.stdout.contains("migrat"), "{}", unmigrated.stdout);
+    Certificates::check(&format!("{url}&ssl-ca={}", own.authority.display()), &other.authority).expect(4);
+    let refused = Certificates::check(&url, &other.authority);
+    assert!(refused.code != 0 && refused.text().contains("UnknownIssuer"), "{}", refused.text());
+    // Another name than that of the certificate.
+    let other_name = Certificates::check(&url.replace("127.0.0.1", "localhost"), &own.authority);
+    assert!(other_name.code != 0 && other_name.text().contains("not valid for name"), "{}", other_name.text());
 }

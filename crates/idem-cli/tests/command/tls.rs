@@ -13,15 +13,15 @@ use tempfile::TempDir;
 use crate::{Ran, ran};
 
 /// An authority, and a server's certificate for 127.0.0.1 that it has signed.
-struct Certificates {
+pub(crate) struct Certificates {
     folder: TempDir,
-    authority: PathBuf,
-    certificate: PathBuf,
-    key: PathBuf,
+    pub(crate) authority: PathBuf,
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 impl Certificates {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = TempDir::new().unwrap();
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -43,7 +43,7 @@ impl Certificates {
     }
 
     /// Runs `idem check`, trusting this authority alone.
-    fn check(url: &str, authority: &Path) -> Ran {
+    pub(crate) fn check(url: &str, authority: &Path) -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_idem"));
         ran(command.args(["--store", url, "check"]).env("SSL_CERT_FILE", authority).env_remove("SSL_CERT_DIR"))
     }

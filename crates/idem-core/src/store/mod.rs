@@ -7,6 +7,7 @@ mod inspect;
 mod note;
 mod offset;
 mod part;
+mod privilege;
 mod repair;
 mod resolution;
 mod self_test;
@@ -28,6 +29,7 @@ pub use inspect::{
 pub use note::{Repair, RepairNote};
 pub use offset::TimeOffset;
 pub use part::PartSize;
+pub use privilege::MissingPrivilege;
 pub use repair::{erase, repair};
 pub use resolution::InvalidResolution;
 pub use self_test::{SelfTestError, self_test};

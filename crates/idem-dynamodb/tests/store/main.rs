@@ -6,5 +6,6 @@ mod cuts;
 mod leases;
 mod opening;
 mod parts;
+mod privileges;
 mod settling;
 mod support;

@@ -15,10 +15,13 @@ async fn user(database: &Database, may_write: bool) -> MySqlConfig {
     let user = format!("user_{}", database.name);
     let mut root = database.connection().await;
     sql(&mut root, format!("CREATE USER {user}@'%'")).await;
-    for (table, is_written) in
-        [("idem_records", true), ("idem_repairs", true), ("idem_identity", false), ("idem_migrations", false)]
-    {
-        let privileges = if is_written && may_write { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
+    for (table, written) in [
+        ("idem_records", "SELECT, INSERT, UPDATE, DELETE"),
+        ("idem_repairs", "SELECT, INSERT, UPDATE"),
+        ("idem_identity", "SELECT"),
+        ("idem_migrations", "SELECT"),
+    ] {
+        let privileges = if may_write { written } else { "SELECT" };
         sql(&mut root, format!("GRANT {privileges} ON {}.{table} TO {user}@'%'", database.name)).await;
     }
     MySqlConfig::new(database.server.url_of(&user, &database.name))
@@ -33,6 +36,7 @@ async fn the_least_privileges_are_enough_for_every_verb() {
         let store = MySqlStore::open(config).await.unwrap();
         store.self_test().await.unwrap();
         store.health().await.unwrap();
+        assert_eq!(store.missing_privileges().await.unwrap(), []);
         let Begin::Acquired { transaction, .. } = store.begin(&request()).await.unwrap() else { panic!() };
         transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
     }
@@ -52,6 +56,10 @@ async fn a_user_who_may_only_read_is_told_so() {
     }
     assert!(store.peek(&lease.id).await.unwrap().is_some());
     assert!(store.self_test().await.is_err());
+    let missing: Vec<_> = store.missing_privileges().await.unwrap().iter().map(ToString::to_string).collect();
+    let of_records = ["INSERT on idem_records", "UPDATE on idem_records"];
+    let rest = ["INSERT on idem_repairs", "UPDATE on idem_repairs", "DELETE on idem_records"];
+    assert_eq!(missing, [&of_records[..], &rest].concat());
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
-//! Finds the schemas in which other roles may create objects.
+//! Finds what the store's role may not do, and the schemas in which other roles may create objects.
 
 use std::fmt;
 
-use idem_core::StoreError;
+use idem_core::{MissingPrivilege, StoreError};
 use sqlx::Row as _;
 
 use crate::error::store_error;
@@ -54,6 +54,44 @@ impl Upkeep {
             }
         }
         Ok(open)
+    }
+}
+
+/// The tables of the store, and what it does with them.
+const TABLES: [(&str, &[&str]); 4] = [
+    ("idem_records", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+    ("idem_identity", &["SELECT"]),
+    ("idem_migrations", &["SELECT"]),
+    ("idem_repairs", &["SELECT", "INSERT", "UPDATE"]),
+];
+
+impl Upkeep {
+    /// The privileges on tables and functions of the store that the session's role lacks.
+    pub(crate) async fn missing_privileges(&self) -> Result<Vec<MissingPrivilege>, StoreError> {
+        let what = "ask for the privileges of the role";
+        let schema = &self.records.schema;
+        let mut sql = Sql::default();
+        sql.push(
+            "SELECT 'EXECUTE', proname::pg_catalog.text FROM pg_catalog.pg_proc JOIN pg_catalog.pg_namespace AS place ",
+        );
+        sql.push("ON place.oid OPERATOR(pg_catalog.=) pronamespace WHERE pg_catalog.starts_with(proname::pg_catalog.text, 'idem_') ");
+        sql.push("AND NOT pg_catalog.has_function_privilege(pg_proc.oid, 'EXECUTE') AND place.nspname OPERATOR(pg_catalog.=) ");
+        sql.text(schema.name());
+        for (table, privileges) in TABLES {
+            for privilege in privileges {
+                sql.push(" UNION ALL SELECT '").push(privilege).push("', '").push(table);
+                sql.push("' WHERE NOT pg_catalog.has_table_privilege(");
+                sql.text(&format!("{}.{table}", schema.quoted())).push(", '").push(privilege).push("')");
+            }
+        }
+        let rows = self.run(what, sql, self.client_timeout).await?;
+        let failed = |error| store_error(what, error);
+        let missing = rows.iter().map(|row| {
+            let (privilege, object): (String, String) =
+                (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+            Ok(MissingPrivilege::new(privilege, object))
+        });
+        missing.collect()
     }
 }
 
