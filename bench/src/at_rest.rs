@@ -60,7 +60,7 @@ async fn postgres(records: u64, report: &mut Report) -> Result<(), Error> {
          FROM generate_series(1::BIGINT, {records}) AS number"
     );
     servers::run(&mut connection, &insert).await?;
-    let by_hand = of_table(&mut connection, "hand_records", records).await?;
+    let by_hand = of_table(&mut connection, "hand_records").await? / records as f64;
     for (schema, way, fillfactor) in [
         ("crowd", Way::Leased { at_once: 256 }, 25),
         ("alone", Way::Leased { at_once: 1 }, 25),
@@ -76,7 +76,7 @@ async fn postgres(records: u64, report: &mut Report) -> Result<(), Error> {
             Way::Leased { at_once } => maker.fill_by(records, at_once).await?,
             Way::Transactions => in_transactions(&store, &maker, records).await?,
         }
-        let bytes = of_table(&mut connection, &format!("{schema}.idem_records"), records).await?;
+        let bytes = of_table(&mut connection, &format!("{schema}.idem_records")).await? / records as f64;
         tell(report, &format!("Postgres, {way}, fillfactor {fillfactor}"), bytes, by_hand);
     }
     Ok(())
@@ -101,12 +101,12 @@ impl fmt::Display for Way {
     }
 }
 
-/// The bytes per record of a table with its indexes, after a vacuum.
-pub(crate) async fn of_table(connection: &mut PgConnection, table: &str, records: u64) -> Result<f64, Error> {
+/// The bytes of a table of Postgres with its indexes, after a vacuum.
+pub(crate) async fn of_table(connection: &mut PgConnection, table: &str) -> Result<f64, Error> {
     servers::run(connection, &format!("VACUUM (ANALYZE) {table}")).await?;
     let size = format!("SELECT pg_total_relation_size('{table}')");
     let bytes: i64 = sqlx::raw_sql(AssertSqlSafe(size)).fetch_one(connection).await?.try_get(0)?;
-    Ok(bytes as f64 / records as f64)
+    Ok(bytes as f64)
 }
 
 async fn in_transactions(store: &PostgresStore, maker: &Maker, records: u64) -> Result<(), Error> {

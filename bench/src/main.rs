@@ -102,7 +102,7 @@ enum Group {
     /// DynamoDB on emulators, against requests written by hand; runs only if it is named.
     Dynamodb,
     /// Bytes and latencies of each store with 100,000, a million and ten million records; runs only if it is named. It takes hours,
-    /// and 40 GB of disk.
+    /// 12 GB of memory and 40 GB of disk.
     Scale,
     /// What bounds the others; runs only if it is named.
     Limits,
@@ -129,6 +129,9 @@ async fn bench(options: &Options) -> Result<(), Error> {
         // The page is opened before half an hour of work, and not after it.
         std::fs::File::open(page)
             .map_err(|error| format!("{}: {error}; a relative path counts from the folder bench", page.display()))?;
+    }
+    if !options.engines.is_empty() && !options.groups.contains(&Group::Scale) {
+        return Err("--engine selects stores of the group scale: name the group too".into());
     }
     let pace = if options.quick { Pace::QUICK } else { Pace::FULL };
     let wanted = |group| options.groups.is_empty() || options.groups.contains(&group);

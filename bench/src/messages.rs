@@ -110,9 +110,9 @@ impl Contestants {
         let pool = PgPoolOptions::new().max_connections(in_flight + 8).connect(&url).await?;
         let parking = Arc::new(PostgresParking::open(pool.clone(), "public").await?);
         let in_flight = NonZeroU32::new(in_flight).unwrap_or(NonZeroU32::MIN);
-        let store = PostgresStore::open(PostgresConfig::new(&url).max_transactions(in_flight)).await?;
-        let from_pool = PostgresConfig::from_pool(pool.clone()).max_transactions(in_flight);
-        let store_from_pool = PostgresStore::open(from_pool).await?;
+        // With the default of 16 transactions at once. On two processors, more of them slow each other down.
+        let store = PostgresStore::open(PostgresConfig::new(&url)).await?;
+        let store_from_pool = PostgresStore::open(PostgresConfig::from_pool(pool.clone())).await?;
         sqlx::raw_sql("DROP TABLE IF EXISTS same_records").execute(&pool).await?;
         sqlx::raw_sql(SAME_RECORDS).execute(&pool).await?;
         let messages = if pace.quick { 1000 } else { 6000 };

@@ -14,9 +14,6 @@ use crate::test;
 /// Programs that the benchmarks need besides the servers, with their Debian packages.
 const PROGRAMS: [(&str, &str); 3] = [("wrk", "wrk"), ("redis-benchmark", "redis-tools"), ("valgrind", "valgrind")];
 
-/// The groups that need emulators of DynamoDB.
-const EMULATED: [&str; 2] = ["dynamodb", "scale"];
-
 /// How many percent more instructions than the baseline are allowed, because a new compiler version changes them.
 const TOLERANCE: f64 = 3.0;
 
@@ -57,10 +54,19 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return instructions(options.record);
     }
     let mut bench = cargo(&["run", "--release", "--quiet", "--bin", "idem-bench", "--"]);
-    if options.options.iter().any(|option| EMULATED.iter().any(|group| option == group)) {
+    if needs_emulators(&options.options) {
         bench.env("PATH", test::provide_emulators()?);
     }
     command::run(bench.args(&options.options).current_dir(folder()))
+}
+
+/// Whether the words name a group, or a store of `scale`, that needs emulators of DynamoDB.
+fn needs_emulators(words: &[OsString]) -> bool {
+    let has = |wanted: &str| words.iter().any(|word| word.to_string_lossy().ends_with(wanted));
+    has("dynamodb")
+        || has("dynoxide")
+        || has("moto")
+        || (has("scale") && !words.iter().any(|word| word.to_string_lossy().starts_with("--engine")))
 }
 
 /// The folder of a separate workspace, which keeps the dependencies of the compared libraries out of this one.

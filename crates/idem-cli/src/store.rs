@@ -328,7 +328,7 @@ mod postgres {
             let level = if durability.level == Durability::Power { Level::Ok } else { Level::Weak };
             let mut lines = vec![(level, "durability", format!("{durability} (by the settings of this login)"))];
             lines.push(history(self).await);
-            lines.extend(report.open_schemas.iter().map(|open| (Level::Weak, "privileges", open.to_string())));
+            lines.extend(report.open_schemas.iter().map(|open| (Level::Weak, "schemas", open.to_string())));
             Ok(Examination { version: format!("PostgreSQL {}", health.version), lines })
         }
 

@@ -169,6 +169,28 @@ pub(crate) fn delete(sql: &mut Sql, table: &str, id: &RecordId) {
     sql.push("DELETE FROM ").push(table).push(" WHERE id=").bytes(id.as_bytes()).push(";");
 }
 
+/// Statements that change nothing, each with the privilege and the table that it is about. The server checks privileges, also those on
+/// single columns, before it explains a statement.
+pub(crate) fn privilege_probes(records: &str, repairs: &str) -> [(&'static str, &'static str, String); 7] {
+    let added = CHANGING.into_iter().chain(["id", "namespace", "principal", "operation"]).collect::<Vec<_>>().join(",");
+    let changed =
+        CHANGING.into_iter().chain(["principal"]).map(|column| format!("{column}=0")).collect::<Vec<_>>().join(",");
+    let insert = |table: &str, columns: &str| {
+        let nulls = vec!["NULL"; columns.split(',').count()].join(",");
+        format!("EXPLAIN INSERT INTO {table} ({columns}) SELECT {nulls} FROM DUAL WHERE FALSE")
+    };
+    // Notes of repairs are never removed.
+    [
+        ("SELECT", "idem_records", format!("SELECT * FROM {records} LIMIT 0")),
+        ("INSERT", "idem_records", insert(records, &added)),
+        ("UPDATE", "idem_records", format!("EXPLAIN UPDATE {records} SET {changed} WHERE FALSE")),
+        ("DELETE", "idem_records", format!("EXPLAIN DELETE FROM {records} WHERE FALSE")),
+        ("SELECT", "idem_repairs", format!("SELECT * FROM {repairs} LIMIT 0")),
+        ("INSERT", "idem_repairs", insert(repairs, "action,record,actor,reason,resolution,outcome,at")),
+        ("UPDATE", "idem_repairs", format!("EXPLAIN UPDATE {repairs} SET outcome=0,reason=0 WHERE FALSE")),
+    ]
+}
+
 /// Writes the statements that replace the principal of a record by the empty text, and remove the one that the request names from
 /// the reasons of earlier repairs of the record.
 pub(crate) fn erase_principal(sql: &mut Sql, records: &str, repairs: &str, request: &Erase) {

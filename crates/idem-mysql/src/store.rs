@@ -158,7 +158,8 @@ impl MySqlStore {
 
     /// The privileges on tables of the store that its user lacks.
     ///
-    /// A verb that needs one of them fails. `idem_repairs` is for tools of operators: an application can do without.
+    /// What needs one of them fails. `idem_repairs` is for tools of operators: an application can do without. Without `SELECT` on the
+    /// other two tables the store does not open. The user is that of the store's own sessions: a pool of the application may have another.
     ///
     /// # Errors
     /// [`StoreError`] when the server does not answer.

@@ -10,8 +10,8 @@ use sqlx::Row as _;
 use tokio::time::timeout;
 
 use crate::error::{is_connection_useless, is_contended, is_denied, may_be_done, store_error, unreadable};
-use crate::records::{Records, Tables, misanswered};
-use crate::row::{ORIGIN_COLUMNS, REPAIR_COLUMNS, origin, repair, summary, summary_columns};
+use crate::records::{Records, misanswered};
+use crate::row::{ORIGIN_COLUMNS, REPAIR_COLUMNS, origin, privilege_probes, repair, summary, summary_columns};
 use crate::server::{MySqlHealth, SETTINGS, Settings};
 use crate::session::Session;
 use crate::sql::{BEGIN, NOW, Sql};
@@ -196,31 +196,19 @@ impl Records {
         Ok(settings)
     }
 
-    /// MariaDB has no function that tells privileges. It checks those of a statement before it explains it.
+    /// The privileges that the user lacks. The server has no function that tells.
     pub(crate) async fn missing_privileges(&self) -> Result<Vec<MissingPrivilege>, StoreError> {
         let look = async {
             let failed = |error| store_error("ask for the privileges of the user", error);
             let mut session = Session::of(&self.pool).await.map_err(failed)?;
             let mut missing = Vec::new();
-            let mut may =
-                async |privilege: &str, table: &str, statement: String| match session.run(Sql::new(statement)).await {
-                    Ok(_) => Ok(true),
-                    Err(error) if is_denied(&error) => {
-                        missing.push(MissingPrivilege::new(privilege, table));
-                        Ok(false)
-                    }
-                    Err(error) => Err(failed(error)),
-                };
-            let Tables { records, repairs, .. } = &*self.tables;
-            for (table, name, column) in [(records, "idem_records", "status"), (repairs, "idem_repairs", "outcome")] {
-                if may("SELECT", name, format!("SELECT 1 FROM {table} LIMIT 0")).await? {
-                    may("INSERT", name, format!("EXPLAIN INSERT INTO {table} SELECT * FROM {table} WHERE FALSE"))
-                        .await?;
+            for (privilege, table, statement) in privilege_probes(&self.tables.records, &self.tables.repairs) {
+                match session.run(Sql::new(statement)).await {
+                    Ok(_) => {}
+                    Err(error) if is_denied(&error) => missing.push(MissingPrivilege::new(privilege, table)),
+                    Err(error) => return Err(failed(error)),
                 }
-                may("UPDATE", name, format!("EXPLAIN UPDATE {table} SET {column}=NULL WHERE FALSE")).await?;
             }
-            // Notes of repairs are never removed.
-            may("DELETE", "idem_records", format!("EXPLAIN DELETE FROM {records} WHERE FALSE")).await?;
             session.give_back();
             Ok(missing)
         };

@@ -42,8 +42,13 @@ impl Sql {
     }
 
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.untyped_bytes(bytes).push("::pg_catalog.bytea")
+    }
+
+    /// A literal for a place whose type is known.
+    pub(crate) fn untyped_bytes(&mut self, bytes: &[u8]) -> &mut Self {
         // An escape string does not depend on standard_conforming_strings.
-        self.push("E'\\\\x").hex(bytes).push("'::pg_catalog.bytea")
+        self.push("E'\\\\x").hex(bytes).push("'")
     }
 
     /// A text value that depends on no setting.
@@ -164,6 +169,10 @@ pub(crate) struct Echo(i64);
 impl Echo {
     pub(crate) fn random() -> Self {
         Self(random_number())
+    }
+
+    pub(crate) fn number(self) -> i64 {
+        self.0
     }
 
     /// The number as an expression. It must be the last column of a row.

@@ -250,11 +250,12 @@ impl PostgresStore {
 
     /// The privileges on tables and functions of the store that its role lacks.
     ///
-    /// A verb that needs one of them fails. `idem_repairs` is for tools of operators: an application can do without. With
-    /// [`from_pool`](crate::PostgresConfig::from_pool), the role is that of the application's sessions.
+    /// What needs one of them fails. `idem_repairs` is for tools of operators: an application can do without. Partitions are not
+    /// considered, because the owner of the tables makes them. With [`from_pool`](crate::PostgresConfig::from_pool), the role is that of
+    /// the pool's sessions. The store's own sessions do not run the pool's `after_connect`, and may have another one.
     ///
     /// # Errors
-    /// [`StoreError`] when the server does not answer, or the role may not use the schema.
+    /// [`StoreError`] when the server does not answer, or when the role may not use the schema, or lacks a table of it.
     pub async fn missing_privileges(&self) -> Result<Vec<MissingPrivilege>, StoreError> {
         self.shared.upkeep.missing_privileges().await
     }

@@ -90,10 +90,12 @@ const NEWER: &str = "trixie";
 
 async fn run_releases(options: &Options) -> Result<(), Error> {
     let Some(BOTH) = options.release.as_deref() else { return run(options, options.release.as_deref()).await };
+    // So that a missing image ends the run before it begins.
+    Images::choose(Some(NEWER)).await?;
     let before = run(options, None).await;
-    leftovers::remove_own().await?;
+    let removed = leftovers::remove_own().await;
     println!("servers of {NEWER}:");
-    match (before, run(options, Some(NEWER)).await) {
+    match (before.and(removed), run(options, Some(NEWER)).await) {
         (Err(before), Err(newer)) => Err(format!("default servers: {before}; {NEWER}: {newer}").into()),
         (before, newer) => before.and(newer),
     }

@@ -42,7 +42,7 @@ async fn examine(options: &StoreOptions, lines: &mut Vec<Line>) -> Result<(), Bo
             return Ok(());
         }
     };
-    lines.push((Level::Ok, "open", "the login and the schema are as they should be".to_owned()));
+    lines.push((Level::Ok, "open", "the login is accepted, and the schema is current".to_owned()));
     match store.missing_privileges().await {
         Ok(None) => {}
         Ok(Some(missing)) => lines.push(privileges(&missing)),
@@ -67,16 +67,17 @@ async fn examine(options: &StoreOptions, lines: &mut Vec<Line>) -> Result<(), Bo
     Ok(())
 }
 
-/// Without those on the notes of repairs, only tools of operators fail.
+/// The line about missing privileges. It is no more than weak if only those on the notes of repairs are missing.
 fn privileges(missing: &[MissingPrivilege]) -> Line {
     const NAME: &str = "privileges";
     if missing.is_empty() {
-        return (Level::Ok, NAME, "this login has those that the store needs".to_owned());
+        return (Level::Ok, NAME, "this login has each privilege that the store needs".to_owned());
     }
     let is_of_repairs = |missing: &MissingPrivilege| missing.object == "idem_repairs";
     let level = if missing.iter().all(is_of_repairs) { Level::Weak } else { Level::Unusable };
     let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
-    (level, NAME, format!("this login lacks {}", missing.join(", ")))
+    let for_whom = if level == Level::Weak { "; only tools of operators need that" } else { "" };
+    (level, NAME, format!("this login lacks {}{for_whom}", missing.join(", ")))
 }
 
 /// The text of an error, unless the store was not asked or did not answer: then there is nothing to say about it.

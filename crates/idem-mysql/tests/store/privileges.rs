@@ -57,9 +57,24 @@ async fn a_user_who_may_only_read_is_told_so() {
     assert!(store.peek(&lease.id).await.unwrap().is_some());
     assert!(store.self_test().await.is_err());
     let missing: Vec<_> = store.missing_privileges().await.unwrap().iter().map(ToString::to_string).collect();
-    let of_records = ["INSERT on idem_records", "UPDATE on idem_records"];
-    let rest = ["INSERT on idem_repairs", "UPDATE on idem_repairs", "DELETE on idem_records"];
-    assert_eq!(missing, [&of_records[..], &rest].concat());
+    let of_records = ["INSERT on idem_records", "UPDATE on idem_records", "DELETE on idem_records"];
+    assert_eq!(missing, [&of_records[..], &["INSERT on idem_repairs", "UPDATE on idem_repairs"]].concat());
+}
+
+#[tokio::test]
+async fn privileges_on_single_columns_are_not_enough() {
+    let database = Database::new().await;
+    database.store().await;
+    let store = MySqlStore::open(user(&database, false).await).await.unwrap();
+    let mut root = database.connection().await;
+    let change = format!(
+        "REVOKE SELECT ON {0}.idem_records FROM user_{0}@'%'; GRANT SELECT (id), UPDATE (status), INSERT, DELETE ON {0}.idem_records TO \
+         user_{0}@'%'; GRANT INSERT, UPDATE (outcome, reason) ON {0}.idem_repairs TO user_{0}@'%'",
+        database.name
+    );
+    sql(&mut root, change).await;
+    let missing: Vec<_> = store.missing_privileges().await.unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(missing, ["SELECT on idem_records", "UPDATE on idem_records"]);
 }
 
 #[tokio::test]

@@ -30,11 +30,11 @@ pub struct Migration {
     pub sql: String,
 }
 
+/// The functions of the store.
+pub(crate) const VERBS: &str = include_str!("../../migrations/0002_verbs.sql");
+
 /// An explicit list: a file in the folder that is not named here is not applied.
-const MIGRATIONS: &[(&str, &str)] = &[
-    ("records", include_str!("../../migrations/0001_records.sql")),
-    ("verbs", include_str!("../../migrations/0002_verbs.sql")),
-];
+const MIGRATIONS: &[(&str, &str)] = &[("records", include_str!("../../migrations/0001_records.sql")), ("verbs", VERBS)];
 
 /// Begins the transaction in which the store is opened. The caller appends the `lock_timeout` in milliseconds.
 const BEGIN_SAFELY: &str = "BEGIN ISOLATION LEVEL READ COMMITTED NOT DEFERRABLE;SET LOCAL search_path=pg_catalog,pg_temp;\

@@ -6,6 +6,7 @@ use idem_core::{MissingPrivilege, StoreError};
 use sqlx::Row as _;
 
 use crate::error::store_error;
+use crate::schema::migrate::VERBS;
 use crate::sql::Sql;
 use crate::upkeep::pool::Upkeep;
 
@@ -57,12 +58,19 @@ impl Upkeep {
     }
 }
 
-/// The tables of the store, and what it does with them.
+/// The functions that the store's sessions call: not that for other drivers, and not those for partitions, which are for the owner of the
+/// tables.
+fn functions() -> impl Iterator<Item = &'static str> {
+    let texts = VERBS.split("CREATE FUNCTION \"idem\".").skip(1);
+    texts.filter_map(|text| text.split('(').next()).filter(|name| *name != "idem_settle_run_v1")
+}
+
+/// The tables of the store, and what it does with them. Of notes it changes two columns, and a privilege on these is enough.
 const TABLES: [(&str, &[&str]); 4] = [
     ("idem_records", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
     ("idem_identity", &["SELECT"]),
     ("idem_migrations", &["SELECT"]),
-    ("idem_repairs", &["SELECT", "INSERT", "UPDATE"]),
+    ("idem_repairs", &["SELECT", "INSERT"]),
 ];
 
 impl Upkeep {
@@ -71,19 +79,25 @@ impl Upkeep {
         let what = "ask for the privileges of the role";
         let schema = &self.records.schema;
         let mut sql = Sql::default();
-        sql.push(
-            "SELECT 'EXECUTE', proname::pg_catalog.text FROM pg_catalog.pg_proc JOIN pg_catalog.pg_namespace AS place ",
-        );
-        sql.push("ON place.oid OPERATOR(pg_catalog.=) pronamespace WHERE pg_catalog.starts_with(proname::pg_catalog.text, 'idem_') ");
-        sql.push("AND NOT pg_catalog.has_function_privilege(pg_proc.oid, 'EXECUTE') AND place.nspname OPERATOR(pg_catalog.=) ");
-        sql.text(schema.name());
+        sql.push("SELECT 'EXECUTE', proname::pg_catalog.text FROM pg_catalog.pg_proc ");
+        sql.push("JOIN pg_catalog.pg_namespace AS place ON place.oid OPERATOR(pg_catalog.=) pronamespace ");
+        sql.push("WHERE NOT pg_catalog.has_function_privilege(pg_proc.oid, 'EXECUTE') ");
+        sql.push("AND place.nspname OPERATOR(pg_catalog.=) ").text(schema.name());
+        // Functions of the application in this schema may begin with `idem_` too.
+        let names: Vec<_> = functions().map(|name| format!("'{name}'")).collect();
+        sql.push(" AND proname::pg_catalog.text OPERATOR(pg_catalog.=) ANY (ARRAY[").push(&names.join(",")).push("])");
         for (table, privileges) in TABLES {
+            let place = format!("{}.{table}", schema.quoted());
             for privilege in privileges {
-                sql.push(" UNION ALL SELECT '").push(privilege).push("', '").push(table);
-                sql.push("' WHERE NOT pg_catalog.has_table_privilege(");
-                sql.text(&format!("{}.{table}", schema.quoted())).push(", '").push(privilege).push("')");
+                sql.push(" UNION ALL SELECT '").push(privilege).push("', '").push(table).push("' ");
+                sql.push("WHERE NOT pg_catalog.has_table_privilege(").text(&place);
+                sql.push(", '").push(privilege).push("')");
             }
         }
+        let repairs = format!("{}.idem_repairs", schema.quoted());
+        sql.push(" UNION ALL SELECT 'UPDATE', 'idem_repairs' WHERE NOT (");
+        sql.push("pg_catalog.has_column_privilege(").text(&repairs).push(", 'outcome', 'UPDATE') AND ");
+        sql.push("pg_catalog.has_column_privilege(").text(&repairs).push(", 'reason', 'UPDATE'))");
         let rows = self.run(what, sql, self.client_timeout).await?;
         let failed = |error| store_error(what, error);
         let missing = rows.iter().map(|row| {

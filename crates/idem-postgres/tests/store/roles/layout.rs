@@ -81,6 +81,8 @@ async fn a_role_that_may_only_work_does_all_that_there_is_to_do_at_run_time() {
         let mut business = database.role("app").connect().await.unwrap();
         work::serve(&store, &offset, &mut business).await.unwrap();
         assert_eq!(store.self_test().await.unwrap().open_schemas, []);
+        let missing: Vec<_> = store.missing_privileges().await.unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(missing, ["SELECT", "INSERT", "UPDATE"].map(|privilege| format!("{privilege} on idem_repairs")));
         offset.advance(Duration::from_secs(24 * 3600));
         while store.purge(NonZeroU32::MAX).await.unwrap() > 0 {}
         let left = "SELECT count(*) FROM idem.idem_records";

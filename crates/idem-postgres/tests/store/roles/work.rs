@@ -59,6 +59,10 @@ pub async fn all(hostile: &Hostile, layout: Layout) -> Done {
     hostile.copy_functions_of(&schema).await;
     let store = PostgresStore::open(config).await?;
     serve(&store, &offset, &mut hostile.connection().await).await?;
+    // The owner of the tables lacks none.
+    if let Some(missing) = store.missing_privileges().await?.first() {
+        return Err(missing.to_string().into());
+    }
     hostile.run(&format!("SELECT * FROM {schema}.idem_records_readable")).await;
     upkeep(hostile, &store, &offset, layout).await
 }
