@@ -2,7 +2,7 @@
 //!
 //! - [`RETRY_LOCK_TIMEOUT`] < `lock_timeout`: Verbs of one batch retry one by one; together they must not wait as long again.
 //! - `lock_timeout` < `statement_timeout`: The error of a statement that waited for a row says so.
-//! - [`TRANSACTION_WAIT`] < the engine's `store_timeout` of 2 s: The error says that no transaction was free.
+//! - [`SHORT_WAIT`] + [`TRANSACTION_WAIT`] < the engine's `store_timeout` of 2 s: The error says that no transaction was free.
 //! - `statement_timeout` < [`client_timeout`]: The server's error says that nothing was done. A client that gives up first
 //!   cannot know.
 //! - Longest [`client_timeout`] < `PARTITION_GRACE`: A statement that extends an expiring record ends before its partition is
@@ -37,6 +37,10 @@ pub(crate) const RETRY_LOCK_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// The default of [`transaction_wait`](crate::PostgresConfig::transaction_wait).
 pub(crate) const TRANSACTION_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a request waits for a transaction before the store looks whether it is a repeat. Where short transactions follow each other,
+/// one is free sooner, and the lookup is not needed.
+pub(crate) const SHORT_WAIT: Duration = Duration::from_millis(50);
 
 /// How long a message may take on its way to the server and back.
 pub(crate) const ROUND_TRIP: Duration = Duration::from_secs(1);

@@ -41,7 +41,7 @@ use crate::connect::options::{NEEDS_OPTIONS, expect_direct};
 use crate::connect::session::{Session, SessionConnection};
 use crate::connect::unanswered::UnansweredWrites;
 use crate::error::{connect_error, is_not_ready, is_protocol_violation, open_error};
-use crate::timeouts::{CLOSE_TIMEOUT, within};
+use crate::timeouts::{CLOSE_TIMEOUT, SHORT_WAIT, within};
 
 /// How long a caller waits for a connection of the application's pool at least, however late it got its permit. With the default
 /// `transaction_wait` the sum stays below the engine's `store_timeout` of 2 s.
@@ -117,9 +117,17 @@ impl Sessions {
         TransactionSlots { most, in_use: most.saturating_sub(free), waiting }
     }
 
-    /// A permit, if there is an idle connection for it.
-    pub(crate) fn try_permit(self: &Arc<Self>) -> Option<Permit> {
-        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+    /// A permit, if there is an idle connection for it. If all are in use, it waits for [`SHORT_WAIT`]. Cancel-safe, like
+    /// [`permit`](Self::permit).
+    pub(crate) async fn permit_soon(self: &Arc<Self>) -> Option<Permit> {
+        let permit = match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                let _counted = Counted::new(&self.waiting);
+                let wait = SHORT_WAIT.min(self.transaction_wait);
+                timeout(wait, Arc::clone(&self.permits).acquire_owned()).await.ok()?.ok()?
+            }
+        };
         let idle = match &self.pool {
             Some(pool) => pool.has_idle().then_some(None)?,
             None => Some(self.idle.take()?),

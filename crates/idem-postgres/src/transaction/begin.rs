@@ -46,9 +46,9 @@ impl Transactions {
         // The batcher looks up the outcome of a transaction whose COMMIT got no answer.
         self.records.batcher.expect_open()?;
         for _ in 0..ROUNDS {
-            let permit = match self.sessions.try_permit() {
+            let permit = match self.sessions.permit_soon().await {
                 Some(permit) => permit,
-                // A repeat waits neither for a handler's connection nor for a new one.
+                // A repeat waits no longer for a handler's connection, nor for a new one.
                 None => match self.answer_without_running(request).await? {
                     Some(outcome) => return Ok(Begin::Answered(outcome)),
                     None => self.sessions.permit().await?,
