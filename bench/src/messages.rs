@@ -28,6 +28,10 @@ use crate::servers;
 
 const IN_FLIGHT: [u32; 3] = [1, 16, 64];
 
+/// How many transactions are open at once, for each contestant: the default of the store. More of them slow each other down on two
+/// processors, also by hand.
+const TRANSACTIONS: u32 = 16;
+
 /// The durable consumer of the stream. A turn ends with an empty stream, so that contestants can share it.
 const CONSUMER: &str = "effects";
 
@@ -81,7 +85,8 @@ pub(crate) async fn run(pace: Pace, report: &mut Report) -> Result<(), Error> {
 }
 
 struct Contestants {
-    pool: PgPool,
+    /// Of the hand-written consumers.
+    hand_pool: PgPool,
     context: jetstream::Context,
     stream: stream::Stream,
     store: PostgresStore,
@@ -111,18 +116,19 @@ impl Contestants {
         stream.get_or_create_consumer(CONSUMER, config).await?;
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
         let pool = PgPoolOptions::new().max_connections(in_flight + 8).connect(&url).await?;
+        let hand_pool = PgPoolOptions::new().max_connections(in_flight.min(TRANSACTIONS)).connect(&url).await?;
         let parking = Arc::new(PostgresParking::open(pool.clone(), "public").await?);
         let in_flight = NonZeroU32::new(in_flight).unwrap_or(NonZeroU32::MIN);
-        // With the default of 16 transactions at once. On two processors, more of them slow each other down.
         let store = PostgresStore::open(PostgresConfig::new(&url)).await?;
         let store_from_pool = PostgresStore::open(PostgresConfig::from_pool(pool.clone())).await?;
         sqlx::raw_sql(FILLFACTOR).execute(&pool).await?;
+        sqlx::raw_sql("TRUNCATE idem.idem_records, processed_messages, effects").execute(&pool).await?;
         sqlx::raw_sql("DROP TABLE IF EXISTS same_records").execute(&pool).await?;
         sqlx::raw_sql(SAME_RECORDS).execute(&pool).await?;
         let messages = if pace.quick { 1000 } else { 6000 };
         let messages = if in_flight == NonZeroU32::MIN { messages / 2 } else { messages };
         let next = AtomicU64::new(u64::from(in_flight.get()) << 32);
-        Ok(Self { pool, context, stream, store, store_from_pool, parking, in_flight, messages, next })
+        Ok(Self { hand_pool, context, stream, store, store_from_pool, parking, in_flight, messages, next })
     }
 
     /// Publishes the messages of a turn, and measures until `work` has handled all of them and the broker has been told.
@@ -210,7 +216,7 @@ impl Contestants {
             while let Some(ended) = running.try_join_next() {
                 ended??;
             }
-            let processing = process(self.pool.clone(), message);
+            let processing = process(self.hand_pool.clone(), message);
             running.spawn(async move {
                 let _slot = slot;
                 processing.await

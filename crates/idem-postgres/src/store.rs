@@ -250,8 +250,8 @@ impl PostgresStore {
 
     /// The privileges on tables and functions of the store that its role lacks.
     ///
-    /// What needs one of them fails. `idem_repairs` is for tools of operators: an application can do without. Partitions are not
-    /// considered, because the owner of the tables makes them. With [`from_pool`](crate::PostgresConfig::from_pool), the role is that of
+    /// What needs one of them fails. `idem_repairs` is for tools of operators: an application can do without. Privileges on single columns
+    /// of other tables do not count, and all functions but `idem_settle_run_v1` do, as SECURITY.md grants them. Partitions are not considered, because the owner of the tables makes them. With [`from_pool`](crate::PostgresConfig::from_pool), the role is that of
     /// the pool's sessions. The store's own sessions do not run the pool's `after_connect`, and may have another one.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! - [`RETRY_LOCK_TIMEOUT`] < `lock_timeout`: Verbs of one batch retry one by one; together they must not wait as long again.
 //! - `lock_timeout` < `statement_timeout`: The error of a statement that waited for a row says so.
-//! - [`SHORT_WAIT`] + [`TRANSACTION_WAIT`] < the engine's `store_timeout` of 2 s: The error says that no transaction was free.
+//! - [`SHORT_WAIT`] < [`TRANSACTION_WAIT`] < the engine's `store_timeout` of 2 s: The error says that no transaction was free.
 //! - `statement_timeout` < [`client_timeout`]: The server's error says that nothing was done. A client that gives up first
 //!   cannot know.
 //! - Longest [`client_timeout`] < `PARTITION_GRACE`: A statement that extends an expiring record ends before its partition is
@@ -97,6 +97,7 @@ mod tests {
     fn the_server_gives_up_before_the_client() {
         assert!(RETRY_LOCK_TIMEOUT < LOCK_TIMEOUT);
         assert!(LOCK_TIMEOUT < STATEMENT_TIMEOUT);
+        assert!(SHORT_WAIT < TRANSACTION_WAIT);
         assert!(STATEMENT_TIMEOUT <= LONGEST_STATEMENT_TIMEOUT);
         for statement_timeout in [Duration::ZERO, STATEMENT_TIMEOUT, LONGEST_STATEMENT_TIMEOUT] {
             assert!(statement_timeout < client_timeout(statement_timeout));

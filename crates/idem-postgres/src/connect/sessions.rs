@@ -24,7 +24,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use idem_core::{StoreError, StoreErrorKind, TransactionSlots};
@@ -65,6 +65,8 @@ pub(crate) struct Sessions {
     transaction_wait: Duration,
     permits: Arc<Semaphore>,
     waiting: AtomicU32,
+    /// Whether the last request that waited for a permit did so for longer than [`SHORT_WAIT`].
+    is_slow: AtomicBool,
     idle: Arc<IdleConnections>,
     unanswered: Arc<UnansweredWrites>,
 }
@@ -106,6 +108,7 @@ impl Sessions {
             transaction_wait: config.transaction_wait,
             permits: Arc::new(Semaphore::new(permits)),
             waiting: AtomicU32::new(0),
+            is_slow: AtomicBool::new(false),
             idle: Arc::default(),
             unanswered,
         })
@@ -117,30 +120,47 @@ impl Sessions {
         TransactionSlots { most, in_use: most.saturating_sub(free), waiting }
     }
 
-    /// A permit, if there is an idle connection for it. If all are in use, it waits for [`SHORT_WAIT`]. Cancel-safe, like
-    /// [`permit`](Self::permit).
-    pub(crate) async fn permit_soon(self: &Arc<Self>) -> Option<Permit> {
+    /// Until when a request that comes now waits for a transaction.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.transaction_wait
+    }
+
+    /// A permit. If all are in use, it waits for [`SHORT_WAIT`], unless earlier requests have waited longer. Cancel-safe, like
+    /// [`permit_by`](Self::permit_by).
+    pub(crate) async fn permit_soon(self: &Arc<Self>, deadline: Instant) -> Option<Permit> {
         let permit = match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => permit,
+            Err(_) if self.is_slow.load(Ordering::Relaxed) => return None,
             Err(_) => {
                 let _counted = Counted::new(&self.waiting);
-                let wait = SHORT_WAIT.min(self.transaction_wait);
-                timeout(wait, Arc::clone(&self.permits).acquire_owned()).await.ok()?.ok()?
+                let wait = SHORT_WAIT.min(deadline.saturating_duration_since(Instant::now()));
+                let waited = timeout(wait, Arc::clone(&self.permits).acquire_owned()).await;
+                let Ok(Ok(permit)) = waited else {
+                    self.is_slow.store(true, Ordering::Relaxed);
+                    return None;
+                };
+                permit
             }
         };
-        let idle = match &self.pool {
-            Some(pool) => pool.has_idle().then_some(None)?,
-            None => Some(self.idle.take()?),
-        };
-        Some(Permit { permit, idle, deadline: Instant::now() + self.transaction_wait, sessions: Arc::clone(self) })
+        self.is_slow.store(false, Ordering::Relaxed);
+        Some(self.with_idle(permit, deadline))
+    }
+
+    /// Waits for a permit for `transaction_wait`.
+    pub(crate) async fn permit(self: &Arc<Self>) -> Result<Permit, StoreError> {
+        self.permit_by(self.deadline()).await
     }
 
     /// Waits for a permit. Cancel-safe: dropping this future only gives up its turn.
-    pub(crate) async fn permit(self: &Arc<Self>) -> Result<Permit, StoreError> {
+    pub(crate) async fn permit_by(self: &Arc<Self>, deadline: Instant) -> Result<Permit, StoreError> {
         let _counted = Counted::new(&self.waiting);
-        let deadline = Instant::now() + self.transaction_wait;
-        match timeout(self.transaction_wait, Arc::clone(&self.permits).acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(Permit { permit, idle: self.idle.take(), deadline, sessions: Arc::clone(self) }),
+        let began = Instant::now();
+        let wait = deadline.saturating_duration_since(began);
+        match timeout(wait, Arc::clone(&self.permits).acquire_owned()).await {
+            Ok(Ok(permit)) => {
+                self.is_slow.store(began.elapsed() > SHORT_WAIT, Ordering::Relaxed);
+                Ok(self.with_idle(permit, deadline))
+            }
             Ok(Err(_)) | Err(_) => {
                 let message = format!(
                     "no transaction was free within {:?}: all {} that max_transactions allows are in use",
@@ -149,6 +169,11 @@ impl Sessions {
                 Err(StoreError::new(StoreErrorKind::Busy, message))
             }
         }
+    }
+
+    fn with_idle(self: &Arc<Self>, permit: OwnedSemaphorePermit, deadline: Instant) -> Permit {
+        let idle = if self.pool.is_none() { self.idle.take() } else { None };
+        Permit { permit, idle, deadline, sessions: Arc::clone(self) }
     }
 
     /// Connects. Each step may take `client_timeout`. There is no limit for their sum: a new session needs a round trip for
@@ -240,6 +265,11 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
+    /// Whether its connection need not be waited for.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.sessions.pool.as_ref().map_or(self.idle.is_some(), ApplicationPool::has_idle)
+    }
+
     /// The session of an idle connection, or of a new one.
     pub(crate) async fn session(mut self) -> Result<Session, StoreError> {
         let connection = match (&self.sessions.pool, self.idle.take()) {

@@ -204,8 +204,8 @@ pub(crate) enum Connection {
     Caller,
 }
 
-/// An argument of a [`StoreStatement`]. Its literal is made of numbers, hexadecimal digits and casts, so that no value can be
-/// mistaken for SQL.
+/// An argument of a [`StoreStatement`]. Its literal has numbers and hexadecimal digits only, and a cast where nothing else tells its type,
+/// so that no value can be mistaken for SQL.
 pub(crate) enum Argument<'a> {
     Number(Option<i64>),
     Bytes(Option<&'a [u8]>),
@@ -404,5 +404,25 @@ impl StoreStatement {
             sql.push(")").push(rest);
         }
         sql.push(";");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_hold_nothing_but_digits() {
+        let statement = StoreStatement { name: "name", types: "", text: String::new() };
+        let arguments = [
+            Argument::Number(Some(i64::MIN)),
+            Argument::Number(None),
+            Argument::Bytes(Some(b"';--\\")),
+            Argument::Bytes(None),
+        ];
+        let mut sql = Sql::default();
+        statement.write_call(&mut sql, &arguments);
+        let expected = r"EXECUTE name('-9223372036854775808',NULL,E'\\x273b2d2d5c',NULL);";
+        assert_eq!(sql.into_text(), expected);
     }
 }

@@ -125,3 +125,15 @@ const OPEN_SCHEMAS: &str = "SELECT nspname::pg_catalog.text, coalesce(role.rolna
          AND (nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(FALSE)) OR nspname OPERATOR(pg_catalog.=) ";
 
 const ORDER: &str = ") ORDER BY 1, 2";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_function_is_asked_for_but_that_for_other_drivers() {
+        let functions: Vec<_> = functions().collect();
+        assert_eq!(functions.len() + 1, VERBS.matches("FUNCTION \"idem\".").count(), "{functions:?}");
+        assert!(functions.contains(&"idem_acquire_v1") && !functions.contains(&"idem_settle_run_v1"));
+    }
+}

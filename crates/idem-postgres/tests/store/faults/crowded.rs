@@ -1,4 +1,4 @@
-//! All connections of handlers are in use: repeats are still answered at once.
+//! All connections of handlers are in use: repeats are still answered soon.
 
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,12 @@ async fn repeats_do_not_wait_for_a_connection_of_a_handler() {
     let replay = world.store.begin(&repeat_of(&settled)).await.unwrap();
     assert!(matches!(replay, Begin::Answered(AcquireOutcome::Replay(_))), "{replay:?}");
     assert!(start.elapsed() < AT_ONCE, "a replay waited for {:?}", start.elapsed());
+    // After the first one they do not wait at all for handlers that take long.
+    let start = Instant::now();
+    for _ in 0..20 {
+        world.store.begin(&repeat_of(&settled)).await.unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(1), "20 replays took {:?}", start.elapsed());
     let start = Instant::now();
     let refused = world.store.begin(&transactional()).await.unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::Busy, "{refused:?}");
@@ -47,15 +53,18 @@ async fn repeats_do_not_wait_for_a_connection_of_a_handler() {
 
 #[tokio::test]
 async fn who_waits_for_a_connection_gets_the_first_that_is_free() {
-    let world = World::shared().await;
-    let (first, second, third) = (transactional(), transactional(), transactional());
-    let (first, _second) = (world.begin(&first).await.unwrap(), world.begin(&second).await.unwrap());
-    let waiting = world.begin(&third);
-    let finish = async {
-        // `join!` polls the waiting caller first, so it is in the queue before this sleep ends.
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        first.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
-    };
-    let (waiting, ()) = tokio::join!(waiting, finish);
-    waiting.unwrap();
+    // Before and after it has looked whether it is a repeat.
+    for after in [10, 200].map(Duration::from_millis) {
+        let world = World::shared().await;
+        let (first, second, third) = (transactional(), transactional(), transactional());
+        let (first, _second) = (world.begin(&first).await.unwrap(), world.begin(&second).await.unwrap());
+        let waiting = world.begin(&third);
+        let finish = async {
+            // `join!` polls the waiting caller first, so it waits before this sleep ends.
+            tokio::time::sleep(after).await;
+            first.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
+        };
+        let (waiting, ()) = tokio::join!(waiting, finish);
+        waiting.unwrap();
+    }
 }
