@@ -125,8 +125,8 @@ impl Sessions {
         Instant::now() + self.transaction_wait
     }
 
-    /// A permit. If all are in use, it waits for [`SHORT_WAIT`], unless earlier requests have waited longer. Cancel-safe, like
-    /// [`permit_by`](Self::permit_by).
+    /// A permit, if there is an idle connection for it. If all permits are in use, it waits for [`SHORT_WAIT`], unless earlier requests
+    /// have waited longer. Cancel-safe, like [`permit_by`](Self::permit_by).
     pub(crate) async fn permit_soon(self: &Arc<Self>, deadline: Instant) -> Option<Permit> {
         let permit = match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => permit,
@@ -136,14 +136,16 @@ impl Sessions {
                 let wait = SHORT_WAIT.min(deadline.saturating_duration_since(Instant::now()));
                 let waited = timeout(wait, Arc::clone(&self.permits).acquire_owned()).await;
                 let Ok(Ok(permit)) = waited else {
-                    self.is_slow.store(true, Ordering::Relaxed);
+                    self.is_slow.store(wait == SHORT_WAIT, Ordering::Relaxed);
                     return None;
                 };
                 permit
             }
         };
         self.is_slow.store(false, Ordering::Relaxed);
-        Some(self.with_idle(permit, deadline))
+        let permit = self.with_idle(permit, deadline);
+        let is_ready = self.pool.as_ref().map_or(permit.idle.is_some(), ApplicationPool::has_idle);
+        is_ready.then_some(permit)
     }
 
     /// Waits for a permit for `transaction_wait`.
@@ -151,10 +153,12 @@ impl Sessions {
         self.permit_by(self.deadline()).await
     }
 
-    /// Waits for a permit. Cancel-safe: dropping this future only gives up its turn.
+    /// Waits for a permit, for [`SHORT_WAIT`] at least. Cancel-safe: dropping this future only gives up its turn.
     pub(crate) async fn permit_by(self: &Arc<Self>, deadline: Instant) -> Result<Permit, StoreError> {
         let _counted = Counted::new(&self.waiting);
         let began = Instant::now();
+        // A lookup may have taken the time.
+        let deadline = deadline.max(began + SHORT_WAIT.min(self.transaction_wait));
         let wait = deadline.saturating_duration_since(began);
         match timeout(wait, Arc::clone(&self.permits).acquire_owned()).await {
             Ok(Ok(permit)) => {
@@ -265,11 +269,6 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Whether its connection need not be waited for.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.sessions.pool.as_ref().map_or(self.idle.is_some(), ApplicationPool::has_idle)
-    }
-
     /// The session of an idle connection, or of a new one.
     pub(crate) async fn session(mut self) -> Result<Session, StoreError> {
         let connection = match (&self.sessions.pool, self.idle.take()) {

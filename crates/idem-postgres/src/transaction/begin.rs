@@ -48,12 +48,11 @@ impl Transactions {
         let deadline = self.sessions.deadline();
         for _ in 0..ROUNDS {
             let permit = match self.sessions.permit_soon(deadline).await {
-                Some(permit) if permit.is_ready() => permit,
+                Some(permit) => permit,
                 // A repeat waits neither longer for a handler's connection nor for a new one.
-                held => match (self.answer_without_running(request).await?, held) {
-                    (Some(outcome), _) => return Ok(Begin::Answered(outcome)),
-                    (None, Some(permit)) => permit,
-                    (None, None) => self.sessions.permit_by(deadline).await?,
+                None => match self.answer_without_running(request).await? {
+                    Some(outcome) => return Ok(Begin::Answered(outcome)),
+                    None => self.sessions.permit_by(deadline).await?,
                 },
             };
             let begun = match self.begin_transaction(request.id, permit).await {
