@@ -251,8 +251,9 @@ impl PostgresStore {
     /// The privileges on tables and functions of the store that its role lacks.
     ///
     /// What needs one of them fails. `idem_repairs` is for tools of operators: an application can do without. Privileges on single columns
-    /// of other tables do not count, and all functions but `idem_settle_run_v1` do, as SECURITY.md grants them. Partitions are not considered, because the owner of the tables makes them. With [`from_pool`](crate::PostgresConfig::from_pool), the role is that of
-    /// the pool's sessions. The store's own sessions do not run the pool's `after_connect`, and may have another one.
+    /// of other tables do not count, and all functions but `idem_settle_run_v1` do, as SECURITY.md grants them. Partitions are not
+    /// considered, because the owner of the tables makes them. With [`from_pool`](crate::PostgresConfig::from_pool), the role is that of the
+    /// pool's sessions. The store's own sessions do not run the pool's `after_connect`, and may have another one.
     ///
     /// # Errors
     /// [`StoreError`] when the server does not answer, or when the role may not use the schema, or lacks a table of it.
