@@ -76,13 +76,15 @@ impl Engine {
 
 pub(crate) async fn run(engines: &[Engine], pace: Pace, report: &mut Report) -> Result<(), Error> {
     let engines = if engines.is_empty() { Engine::value_variants() } else { engines };
+    let mut failed = Ok(());
     for &engine in engines {
-        // The others took hours, and are measured all the same.
         if let Err(error) = grow(engine, pace, report).await {
-            report.note(format!("{}: {error}", engine.name()));
+            println!("{}: {error}", engine.name());
+            // The next engine is measured before this error ends the run.
+            failed = Err(error);
         }
     }
-    Ok(())
+    failed
 }
 
 async fn grow(engine: Engine, pace: Pace, report: &mut Report) -> Result<(), Error> {

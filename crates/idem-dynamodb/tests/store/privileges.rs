@@ -24,7 +24,7 @@ fn actions() -> Vec<&'static str> {
     list.split('"').skip(1).step_by(2).collect()
 }
 
-/// A moto with a table and a user, who may do what [`allow`](Self::allow) says.
+/// A moto with a table and a user, who may do what [`allow_all_but`](Self::allow_all_but) says.
 struct Guarded {
     emulator: DynamoDb,
     access_key: (String, String),
