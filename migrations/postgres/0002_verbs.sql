@@ -415,34 +415,25 @@ LANGUAGE sql STABLE
 RETURN (extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::BIGINT
     OPERATOR(pg_catalog.+) skew;
 
--- Waits for the locks of a settlement, in the transaction in which the operation ran and which holds its lock: at most
--- "patience" milliseconds for each, like the next two functions. All keep the lock_timeout that the handler has set.
---
--- "mark" is given if the handler's writes are discarded: the value of the setting idem.mark before the store's savepoint.
--- Raises IDM02 if the setting has another value. Then ROLLBACK TO went to a savepoint of the handler that has the same name.
-CREATE FUNCTION "idem".idem_reserve_v1(patience BIGINT, lock BIGINT, mark BIGINT) RETURNS VOID
+-- Raises IDM02 unless the setting idem.joined has the value that it had before the store's savepoint. If it has another one,
+-- ROLLBACK TO went to a savepoint of the handler that has the same name.
+CREATE FUNCTION "idem".idem_expect_v1(joined TEXT) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp SET lock_timeout = 0
+SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    -- Neither this nor the call below is a PERFORM, which would begin a query.
-    waiting CONSTANT TEXT := set_config('lock_timeout', patience::TEXT, TRUE);
 BEGIN
-    IF mark IS NOT NULL AND current_setting('idem.mark', TRUE) IS DISTINCT FROM mark::TEXT THEN
+    IF current_setting('idem.joined', TRUE) IS DISTINCT FROM joined THEN
         RAISE 'the handler has made a savepoint with the name of the store''s savepoint' USING ERRCODE = 'IDM02';
-    END IF;
-    LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
-    -- Another session that has looked for this record must not make it after this transaction has committed.
-    IF "idem".idem_exclude_v1(ARRAY[lock]) IS NOT NULL THEN
-        NULL;
     END IF;
 END
 $$;
 
--- Removes an expired record, before its successor is inserted. A purge or a dropped partition may have removed it since.
+-- Removes an expired record, before its successor is inserted, in the transaction in which its operation ran and which holds its
+-- lock. A purge or a dropped partition may have removed it since. Waits at most "patience" milliseconds for each lock, like the
+-- next function, and keeps the lock_timeout that the handler has set.
 --
 -- Raises IDM01 if it is another version.
-CREATE FUNCTION "idem".idem_forget_v1(patience BIGINT, id BYTEA, version BIGINT) RETURNS VOID
+CREATE FUNCTION "idem".idem_forget_v1(patience BIGINT, lock BIGINT, id BYTEA, version BIGINT) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_indexscan = on SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = 0
@@ -451,6 +442,8 @@ AS $$
 DECLARE
     waiting CONSTANT TEXT := set_config('lock_timeout', patience::TEXT, TRUE);
 BEGIN
+    LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
+    PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
     DELETE FROM "idem".idem_records AS known
     WHERE known.id = idem_forget_v1.id AND known.xmin::TEXT::BIGINT = version;
     IF NOT FOUND AND EXISTS (SELECT FROM "idem".idem_records AS known WHERE known.id = idem_forget_v1.id) THEN
@@ -459,13 +452,14 @@ BEGIN
 END
 $$;
 
--- Settles the record of an earlier attempt, in the transaction in which its operation ran again, after idem_reserve_v1.
+-- Settles the record of an earlier attempt, in the transaction in which its operation ran again and which holds its lock. Another
+-- session that has looked for this record must not make it after this transaction has committed.
 --
 -- Raises IDM01 if it is another version.
 CREATE FUNCTION "idem".idem_put_v1(
     id BYTEA, version BIGINT, principal BYTEA, format SMALLINT, fingerprint_algorithm INTEGER, fingerprint BYTEA,
     owner BYTEA, attempt BIGINT, state SMALLINT, wait BIGINT, checkpoint_name BYTEA, checkpoint_data BYTEA,
-    status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, skew BIGINT, retention BIGINT, patience BIGINT
+    status INTEGER, headers BYTEA, body BYTEA, created_at BIGINT, skew BIGINT, retention BIGINT, lock BIGINT, patience BIGINT
 ) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
@@ -478,6 +472,8 @@ DECLARE
     not_before CONSTANT BIGINT := at + wait;
     expires_at CONSTANT BIGINT := coalesce(not_before, at) + retention;
 BEGIN
+    LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
+    PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
     UPDATE "idem".idem_records AS known SET
         principal = pg_catalog.convert_from(idem_put_v1.principal, 'UTF8'),
         format = idem_put_v1.format,

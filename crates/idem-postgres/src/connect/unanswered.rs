@@ -47,7 +47,7 @@ const BUSY_SESSIONS: &str = "SET LOCAL ROLE NONE;\
     WHERE backend_type OPERATOR(pg_catalog.=) 'client backend' AND datname OPERATOR(pg_catalog.=) pg_catalog.current_database() \
     AND (pg_catalog.lower(wait_event) OPERATOR(pg_catalog.=) ANY ('{syncrep,walsync,walwrite}') \
     OR state OPERATOR(pg_catalog.=) 'active' AND coalesce(wait_event_type, '') OPERATOR(pg_catalog.<>) ALL ('{Lock,Client}') \
-    AND query OPERATOR(pg_catalog.~) 'idem[_](acquire|renew|checkpoint|settle|release|replace|remove|put)[_]v|idem[_]reserve|COMMIT$');\
+    AND query OPERATOR(pg_catalog.~) 'idem[_](acquire|renew|checkpoint|settle|release|replace|remove|put)[_]v|idem[_]wait|COMMIT$');\
     COMMIT";
 
 /// Waits for the end of unanswered writes.

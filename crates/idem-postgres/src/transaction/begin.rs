@@ -120,19 +120,19 @@ impl Transactions {
         let transactions = Arc::clone(self);
         let beginning = async move {
             let Self { records, settings, .. } = &*transactions;
-            let (lock, mark) = (records.schema.lock(&id), Mark::random());
-            let skew = records.offset.micros();
-            let sql = BeginSql { begin: settings.sql(lock, &id, skew, mark), read: settings.read_sql(&id, skew) };
+            let (lock, skew) = (records.schema.lock(&id), records.offset.micros());
+            let mark = Mark::random(lock);
+            let sql = BeginSql { begin: settings.sql(&id, &mark), read: settings.read_sql(&id, lock, skew), skew };
             let mut permit = Some(permit);
             // Each idle connection may have died. The application's pool looks for itself.
             let retries = if settings.is_from_pool { 1 } else { settings.max_transactions };
             for _ in 0..retries {
-                match transactions.try_begin_transaction(permit.take(), &sql, mark).await {
+                match transactions.try_begin_transaction(permit.take(), &sql, &mark).await {
                     Err(BeginError::SessionUnusable(_)) => {}
                     begun => return settled(begun),
                 }
             }
-            settled(transactions.try_begin_transaction(None, &sql, mark).await)
+            settled(transactions.try_begin_transaction(None, &sql, &mark).await)
         };
         let (sender, begun) = oneshot::channel();
         // In a separate task: if this caller gives up, the next one gets the session. Without that, no session would ever be
@@ -170,7 +170,7 @@ impl Transactions {
         &self,
         permit: Option<Permit>,
         sql: &BeginSql,
-        mark: Mark,
+        mark: &Mark,
     ) -> Result<BegunTransaction, BeginError> {
         let permit = match permit {
             Some(permit) => permit,
@@ -187,8 +187,10 @@ impl Transactions {
         };
         match timeout(client_timeout, begun).await {
             Ok(Ok((begun, read))) => {
-                match read_begun(&begun, read.as_deref(), &self.settings).map_err(BeginError::Other)? {
-                    Ok((lookup, reset_role)) => Ok(BegunTransaction { lookup, session, mark, reset_role }),
+                match read_begun(&begun, read.as_deref(), &self.settings, sql.skew).map_err(BeginError::Other)? {
+                    Ok((lookup, reset_role)) => {
+                        Ok(BegunTransaction { lookup, session, mark: mark.clone(), reset_role })
+                    }
                     Err(why) => {
                         if self.settings.is_from_pool {
                             // The application can still read in it.
@@ -220,6 +222,8 @@ struct BeginSql {
     begin: String,
     /// Sent if there is a record.
     read: String,
+    /// What is added to the server's time.
+    skew: i64,
 }
 
 /// A transaction that has begun: it has tried to lock the operation, and looked up its record.
@@ -304,8 +308,8 @@ fn settled(begun: Result<BegunTransaction, BeginError>) -> Result<Option<BegunTr
 
 /// Whether the first message found a record. So it counts unless the answer says that there is none.
 fn found_record(rows: &[PgRow]) -> bool {
-    let found = rows.get(1).and_then(|row| row.try_get(2).ok());
-    found.unwrap_or(true)
+    let found: Option<Option<bool>> = rows.get(1).and_then(|row| row.try_get(1).ok());
+    found.is_none_or(|found| found.unwrap_or_default())
 }
 
 /// What the transaction found, or why its session cannot be used. Either the server takes no writes, or an earlier handler has
@@ -316,18 +320,20 @@ fn read_begun(
     begun: &[PgRow],
     read: Option<&[PgRow]>,
     settings: &TransactionSettings,
+    skew: i64,
 ) -> Result<Result<(Lookup, Cow<'static, str>), &'static str>, StoreError> {
     let [lock, look, ..] = begun else { return Err(unexpected_answer()) };
     let locked: bool = lock.try_get(0).map_err(unreadable)?;
-    let is_on = |row: &PgRow, column: usize| row.try_get::<String, _>(column).map(|setting| setting == "on");
-    if settings.is_guarded && !is_on(lock, 3).map_err(unreadable)? {
+    let read_only: String = lock.try_get(1).map_err(unreadable)?;
+    if settings.is_guarded && read_only != "on" {
         return Ok(Err(SESSION_WAS_RESET));
     }
-    if is_on(look, 0).map_err(unreadable)? {
+    let found: Option<bool> = look.try_get(1).map_err(unreadable)?;
+    if found.is_none() {
         return Ok(Err(READ_ONLY_SERVER));
     }
     let reset_role = if settings.is_from_pool {
-        let [user, role] = [5, 6].map(|column| lock.try_get::<String, _>(column).map_err(unreadable));
+        let [user, role] = [2, 3].map(|column| lock.try_get::<String, _>(column).map_err(unreadable));
         restore_role(&user?, &role?).into()
     } else {
         "RESET SESSION AUTHORIZATION;RESET ROLE;".into()
@@ -336,7 +342,8 @@ fn read_begun(
         Some([record, ..]) => read_lookup(record, 1)?,
         Some([]) => return Err(unexpected_answer()),
         None => {
-            let now = Timestamp::from_unix_micros(look.try_get(1).map_err(unreadable)?);
+            let now: i64 = look.try_get(0).map_err(unreadable)?;
+            let now = Timestamp::from_unix_micros(now.saturating_add(skew));
             Lookup { now, presence: Presence::Absent, row: None }
         }
     };

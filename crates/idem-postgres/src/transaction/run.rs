@@ -44,7 +44,7 @@ impl TransactionRun {
         sql: &mut Sql,
         on: Connection,
         settlement: &FlatSettlement,
-        discarded: Option<Mark>,
+        discarded: Option<&Mark>,
         echo: Echo,
     ) {
         let schema = &self.records.schema;
@@ -57,7 +57,10 @@ impl TransactionRun {
         let name = flat.checkpoint_name.as_deref().map(str::as_bytes).filter(|_| is_failure);
         let data = flat.checkpoint_data.as_deref().filter(|_| is_failure);
         let [wait, retention] = [settlement.retry_after, Some(settlement.retention)].map(bounded);
-        self.settings.reserve(sql, on, schema.lock(&self.id), discarded);
+        let lock = schema.lock(&self.id);
+        if let Some(mark) = discarded {
+            sql.push(&mark.expect(schema));
+        }
         let arguments = [
             Argument::Bytes(Some(self.id.as_bytes())),
             Argument::Bytes(Some(&namespace)),
@@ -69,16 +72,17 @@ impl TransactionRun {
             Argument::Bytes(Some(&flat.owner)),
             Argument::Number(Some(flat.attempt)),
             Argument::Number(Some(settlement.state)),
-            Argument::Number(wait),
-            Argument::Bytes(name),
-            Argument::Bytes(data),
             Argument::Number(Some(settlement.status)),
             Argument::Bytes(Some(&settlement.headers)),
             Argument::Bytes(settlement.body.as_deref()),
             Argument::Number(Some(flat.created_at)),
             Argument::Number(Some(self.records.offset.micros())),
             Argument::Number(retention),
+            Argument::Number(Some(lock)),
             Argument::Echo(echo),
+            Argument::Number(wait),
+            Argument::Bytes(name),
+            Argument::Bytes(data),
         ];
         let was_expired = self.previous.is_some_and(|previous| previous.was_expired);
         match self.previous {
@@ -87,6 +91,8 @@ impl TransactionRun {
                 if let Some(previous) = expired {
                     sql.push("SELECT ").push(schema.quoted()).push(".idem_forget_v1(");
                     sql.number(self.settings.lock_timeout)
+                        .push(",")
+                        .number(lock)
                         .push(",")
                         .bytes(self.id.as_bytes())
                         .push(",")

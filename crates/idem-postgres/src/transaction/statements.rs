@@ -23,8 +23,11 @@ pub(crate) struct TransactionSettings {
     lock: StoreStatement,
     /// Whether there is a record. For first runs, which most are, that costs the server less than a query for all columns.
     look: StoreStatement,
-    reserve: StoreStatement,
+    wait: StoreStatement,
+    /// Inserts a record without a wait and a checkpoint, as most are. Each argument costs the server as much as a setting.
     insert: StoreStatement,
+    /// Inserts any record. Never prepared.
+    insert_any: StoreStatement,
     replace: StoreStatement,
     /// Reads the record.
     read: StoreStatement,
@@ -33,7 +36,7 @@ pub(crate) struct TransactionSettings {
     join_read: StoreStatement,
     look_settings: String,
     read_settings: String,
-    clear_mark: String,
+    unprepare: String,
     /// The name of the savepoint before the handler's writes. It is random, so that no handler uses it by chance. [`Mark`]
     /// detects a handler that has read it in `pg_stat_activity`. All transactions of this store use the same name, because
     /// `pg_stat_statements` keeps an entry for each.
@@ -47,15 +50,29 @@ pub(crate) struct TransactionSettings {
     pub(crate) has_one_snapshot: bool,
 }
 
-/// The random value of the setting `idem.mark` before the store's savepoint; after it the setting is empty. `ROLLBACK TO` the
-/// store's savepoint restores the value. `ROLLBACK TO` a savepoint that the handler made with the same name does not.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Mark(pub(crate) i64);
+/// What the setting `idem.joined` is before the store's savepoint: the lock of the operation, and a random number. After the
+/// savepoint it has the lock alone. `ROLLBACK TO` the store's savepoint restores the value. `ROLLBACK TO` a savepoint that the
+/// handler made with the same name does not.
+#[derive(Debug, Clone)]
+pub(crate) struct Mark {
+    lock: i64,
+    text: String,
+}
 
 impl Mark {
-    pub(crate) fn random() -> Self {
-        Self(random_number())
+    pub(crate) fn random(lock: i64) -> Self {
+        Self { lock, text: format!("{}{},", joined(lock), random_number()) }
     }
+
+    /// A statement that fails with the state of [`is_shadowed`](crate::error::is_shadowed) unless the setting has this value.
+    pub(crate) fn expect(&self, schema: &Schema) -> String {
+        schema.localise(&format!("SELECT \"idem\".idem_expect_v1('{}');", self.text))
+    }
+}
+
+/// How the setting `idem.joined` lists the lock of an operation that the transaction runs: between commas.
+fn joined(lock: i64) -> String {
+    format!(",{lock},")
 }
 
 impl TransactionSettings {
@@ -66,7 +83,8 @@ impl TransactionSettings {
             if config.pooled { "" } else { " READ WRITE" },
         );
         let read = StoreStatement::read(schema);
-        let wait = format!("SET LOCAL lock_timeout={};", milliseconds(config.lock_timeout));
+        let wait = milliseconds(config.lock_timeout);
+        let wait_in_lookup = format!("SET LOCAL lock_timeout={wait};");
         // Statements that sqlx has prepared in a pool of the application stay: it expects to find them.
         let unprepare =
             if config.pooled && !config.is_from_pool() { "SELECT \"idem\".idem_unprepare_v1();" } else { "" };
@@ -76,57 +94,63 @@ impl TransactionSettings {
             is_prepared: config.has_own_sessions(),
             lock: StoreStatement::lock(config, schema, server),
             look: StoreStatement::look(schema),
-            reserve: StoreStatement::reserve(schema),
-            insert: StoreStatement::insert(schema),
+            wait: StoreStatement::wait(wait),
+            insert: StoreStatement::insert(schema, ["NULL::BIGINT", "NULL", "NULL"]),
+            insert_any: StoreStatement::insert(schema, ["$19", "$20", "$21"]),
             replace: StoreStatement::replace(schema),
             join_lock: StoreStatement::join_lock(config, schema),
             join_read: read.join(schema),
             read,
             // A plan is kept, and must use the index even if it is made while the table is nearly empty.
-            look_settings: format!("{wait}SET LOCAL enable_seqscan=off;"),
+            look_settings: format!("{wait_in_lookup}SET LOCAL enable_seqscan=off;"),
             // A sequential scan would lock the whole table against serializable transactions.
-            read_settings: format!("{wait}SET LOCAL enable_seqscan=off;SET LOCAL bytea_output=hex;"),
-            clear_mark: schema.localise(&format!("SET LOCAL idem.mark='';{unprepare}")),
-            savepoint: format!("idem_{:016x}", Mark::random().0),
+            read_settings: format!("{wait_in_lookup}SET LOCAL enable_seqscan=off;SET LOCAL bytea_output=hex;"),
+            unprepare: schema.localise(unprepare),
+            savepoint: format!("idem_{:016x}", random_number()),
             max_transactions: config.max_transactions.get(),
             is_guarded: !config.pooled,
-            lock_timeout: milliseconds(config.lock_timeout),
+            lock_timeout: wait,
             has_one_snapshot: config.isolation != Isolation::ReadCommitted,
         }
     }
 
     /// The SQL that prepares these statements in an exclusive session.
     pub(crate) fn prepare(&self) -> String {
-        [&self.lock, &self.look, &self.reserve, &self.insert].map(StoreStatement::prepare).concat()
+        [&self.lock, &self.look, &self.wait, &self.insert].map(StoreStatement::prepare).concat()
     }
 
     /// The message that begins a transaction, tries to lock an operation, and looks whether there is a record.
-    pub(crate) fn sql(&self, lock: i64, id: &RecordId, skew: i64, mark: Mark) -> String {
+    pub(crate) fn sql(&self, id: &RecordId, mark: &Mark) -> String {
         let mut sql = Sql::default();
         if !self.is_from_pool {
             sql.push(&self.begin);
         }
         // A separate statement: the next one sees what the previous holder of the lock has committed.
-        self.write(&mut sql, &self.lock, &[Argument::Number(Some(lock)), Argument::Number(Some(mark.0))]);
+        self.write(&mut sql, &self.lock, &[Argument::Number(Some(mark.lock)), Argument::Digits(&mark.text)]);
         sql.push("SAVEPOINT ").push(&self.savepoint).push(";").push(&self.look_settings);
-        self.write(&mut sql, &self.look, &[Argument::Number(Some(skew)), Argument::Bytes(Some(id.as_bytes()))]);
-        self.undo_settings(&mut sql);
+        self.write(&mut sql, &self.look, &[Argument::Bytes(Some(id.as_bytes()))]);
+        self.undo_settings(&mut sql, mark.lock);
         sql.into_text()
     }
 
     /// The message that reads the record, after that of [`sql`](Self::sql) has found that there is one.
-    pub(crate) fn read_sql(&self, id: &RecordId, skew: i64) -> String {
+    pub(crate) fn read_sql(&self, id: &RecordId, lock: i64, skew: i64) -> String {
         let mut sql = Sql::default();
         sql.push(&self.read_settings);
         self.read.write_text(&mut sql, &[Argument::Number(Some(skew)), Argument::Bytes(Some(id.as_bytes()))]);
-        self.undo_settings(&mut sql);
+        self.undo_settings(&mut sql, lock);
         sql.into_text()
     }
 
     /// Undoes the settings of a lookup, which are not the handler's, and the lock on the table. If that were kept while the
-    /// handler runs, no other session could drop a partition.
-    fn undo_settings(&self, sql: &mut Sql) {
-        sql.push("ROLLBACK TO SAVEPOINT ").push(&self.savepoint).push(";").push(&self.clear_mark);
+    /// handler runs, no other session could drop a partition. Then removes the mark.
+    fn undo_settings(&self, sql: &mut Sql, lock: i64) {
+        sql.push("ROLLBACK TO SAVEPOINT ")
+            .push(&self.savepoint)
+            .push(";SET LOCAL idem.joined='")
+            .push(&joined(lock))
+            .push("';");
+        sql.push(&self.unprepare);
     }
 
     /// Writes one of the statements that sessions keep prepared.
@@ -138,21 +162,18 @@ impl TransactionSettings {
         }
     }
 
-    /// Adds the statement that waits for the locks of a settlement; see `idem_reserve_v1`.
-    pub(crate) fn reserve(&self, sql: &mut Sql, on: Connection, lock: i64, discarded: Option<Mark>) {
-        let mark = Argument::Number(discarded.map(|mark| mark.0));
-        let arguments = [Argument::Number(Some(self.lock_timeout)), Argument::Number(Some(lock)), mark];
-        match on {
-            Connection::Store => self.write(sql, &self.reserve, &arguments),
-            Connection::Caller => self.reserve.write_text(sql, &arguments),
-        }
-    }
-
-    /// Adds the statement that inserts a settled record. Its row ends with an echo.
+    /// Adds the statements that insert a settled record, where there is none. The row of the last one ends with an echo.
     pub(crate) fn insert(&self, sql: &mut Sql, on: Connection, arguments: &RecordArguments<'_>) {
-        match on {
-            Connection::Store => self.write(sql, &self.insert, arguments),
-            Connection::Caller => self.insert.write_text(sql, arguments),
+        let mut write = |statement: &StoreStatement, arguments: &[Argument<'_>]| match on {
+            Connection::Store => self.write(sql, statement, arguments),
+            Connection::Caller => statement.write_text(sql, arguments),
+        };
+        write(&self.wait, &[]);
+        let (most, rest) = arguments.split_at(WITHOUT_REST);
+        if rest.iter().all(Argument::is_null) {
+            write(&self.insert, most);
+        } else {
+            self.insert_any.write_text(sql, arguments);
         }
     }
 
@@ -169,9 +190,7 @@ impl TransactionSettings {
         let [join, look_only] = [Self::join_savepoint(), &format!("{}_look", self.savepoint)];
         let mut sql = Sql::default();
         sql.push("SAVEPOINT ").push(join).push(";");
-        // The setting `idem.joined` lists the locks of all joined operations, between commas.
-        let name = format!(",{lock},");
-        self.join_lock.write_text(&mut sql, &[Argument::Number(Some(lock)), Argument::Digits(&name)]);
+        self.join_lock.write_text(&mut sql, &[Argument::Number(Some(lock)), Argument::Digits(&joined(lock))]);
         sql.push("SAVEPOINT ").push(look_only).push(";").push(&self.read_settings);
         self.join_read.write_text(&mut sql, &[Argument::Number(Some(skew)), Argument::Bytes(Some(id.as_bytes()))]);
         sql.push("ROLLBACK TO SAVEPOINT ").push(look_only).push(";RELEASE SAVEPOINT ").push(look_only);
@@ -191,8 +210,9 @@ impl TransactionSettings {
     /// the operation of `lock`. A rollback to before the join undoes the setting as well.
     pub(crate) fn expect_joined(lock: i64) -> String {
         format!(
-            "SELECT CASE WHEN pg_catalog.strpos(pg_catalog.current_setting('idem.joined', TRUE), ',{lock},') \
-             OPERATOR(pg_catalog.>) 0 THEN '' ELSE pg_catalog.current_setting('idem.not_joined') END;"
+            "SELECT CASE WHEN pg_catalog.strpos(pg_catalog.current_setting('idem.joined', TRUE), '{}') \
+             OPERATOR(pg_catalog.>) 0 THEN '' ELSE pg_catalog.current_setting('idem.not_joined') END;",
+            joined(lock)
         )
     }
 }
@@ -214,6 +234,10 @@ pub(crate) enum Argument<'a> {
 }
 
 impl Argument<'_> {
+    fn is_null(&self) -> bool {
+        matches!(self, Self::Number(None) | Self::Bytes(None))
+    }
+
     /// Writes it for a parameter of a prepared statement, which has a type. With casts, and with numbers that are not quoted, the
     /// server needs a tenth more instructions for a transaction.
     fn write_untyped(&self, sql: &mut Sql) {
@@ -236,11 +260,23 @@ impl Argument<'_> {
     }
 }
 
-/// The arguments for a settled record: the columns in the order of [`StoreStatement::insert`], and an echo.
-pub(crate) type RecordArguments<'a> = [Argument<'a>; 20];
+/// The arguments for a settled record; see [`StoreStatement::insert`].
+pub(crate) type RecordArguments<'a> = [Argument<'a>; 21];
 
-/// A column for [`StoreStatement::try_lock`]: the `lock_timeout` before the store changes it.
-const LOCK_TIMEOUT_BEFORE: &str = "pg_catalog.current_setting('lock_timeout') AS lock_timeout";
+/// The number of arguments before those that are NULL in most records.
+const WITHOUT_REST: usize = 18;
+
+/// Restores the `lock_timeout` that the handler or the application has set, after [`wait_at_most`].
+const RESTORE_WAIT: &str =
+    "pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('idem.lock_timeout'), TRUE)";
+
+/// An expression that sets the `lock_timeout` to `limit` milliseconds, until [`RESTORE_WAIT`].
+fn wait_at_most(limit: i64) -> String {
+    format!(
+        "(pg_catalog.set_config('idem.lock_timeout', pg_catalog.current_setting('lock_timeout'), TRUE) \
+         OPERATOR(pg_catalog.||) pg_catalog.set_config('lock_timeout', '{limit}', TRUE))"
+    )
+}
 
 /// A statement of the store inside a transaction. An exclusive session keeps it prepared, because parsing and planning cost
 /// the server more than running it.
@@ -262,20 +298,21 @@ impl StoreStatement {
         // A session of a pool may have a role that the application gave it.
         let role = ", pg_catalog.current_setting('session_authorization'), pg_catalog.current_setting('role')";
         let role = if config.is_from_pool() { role } else { "" };
+        // Few columns, because each costs the server about as much as a setting.
         let text = format!(
-            "SELECT {try_lock}, {settings}, pg_catalog.set_config('idem.mark', $2::pg_catalog.text, TRUE), \
-             pg_catalog.current_setting('default_transaction_read_only'), \
-             pg_catalog.set_config('idem.joined', pg_catalog.concat(',', $1, ','), TRUE){role} \
-             FROM (SELECT {LOCK_TIMEOUT_BEFORE} OFFSET 0) AS given"
+            "SELECT {try_lock}, \
+             CASE WHEN {settings} OPERATOR(pg_catalog.||) pg_catalog.set_config('idem.joined', $2, TRUE) IS NOT NULL \
+             THEN pg_catalog.current_setting('default_transaction_read_only') END{role}"
         );
-        Self { name: "idem_lock", types: "(BIGINT, BIGINT)", text: schema.localise(&text) }
+        Self { name: "idem_lock", types: "(BIGINT, pg_catalog.text)", text: schema.localise(&text) }
     }
 
-    /// What `default_transaction_read_only` is without a handler's setting, the time, and whether there is a record.
+    /// The server's time, and whether there is a record; NULL if `default_transaction_read_only` is on without a handler's setting.
     fn look(schema: &Schema) -> Self {
-        let text = "SELECT pg_catalog.set_config('default_transaction_read_only', NULL, TRUE), \"idem\".idem_now_v1($1), \
-             EXISTS (SELECT FROM \"idem\".idem_records AS one WHERE one.id OPERATOR(pg_catalog.=) $2)";
-        Self { name: "idem_look", types: "(BIGINT, pg_catalog.bytea)", text: schema.localise(text) }
+        let text = "SELECT \"idem\".idem_now_v1(0), \
+             CASE WHEN pg_catalog.set_config('default_transaction_read_only', NULL, TRUE) OPERATOR(pg_catalog.=) 'off' \
+             THEN EXISTS (SELECT FROM \"idem\".idem_records AS one WHERE one.id OPERATOR(pg_catalog.=) $1) END";
+        Self { name: "idem_look", types: "(pg_catalog.bytea)", text: schema.localise(text) }
     }
 
     /// Reads the record. It is never prepared, so its plan fits the table as it is.
@@ -292,59 +329,63 @@ impl StoreStatement {
         Self { name: "", types: "", text: schema.localise(&text) }
     }
 
-    /// See `idem_reserve_v1`.
-    fn reserve(schema: &Schema) -> Self {
-        let text = schema.localise("SELECT \"idem\".idem_reserve_v1($1, $2, $3)");
-        Self { name: "idem_reserve", types: "(BIGINT, BIGINT, BIGINT)", text }
+    /// Limits the wait for the locks of [`insert`](Self::insert) to `limit` milliseconds. A separate statement, because the
+    /// server locks a table before it runs the statement. The comment shows other sessions what is waited for; see
+    /// [`unanswered`](crate::connect::unanswered).
+    fn wait(limit: i64) -> Self {
+        Self { name: "idem_wait", types: "", text: format!("SELECT /* idem_wait */ {}", wait_at_most(limit)) }
     }
 
     /// Inserts a settled record, where there is none. Another one is kept from being made meanwhile by the lock of the operation
-    /// and `idem_reserve_v1`, with partitions by these alone: only without partitions is there a unique index over all records.
+    /// and `idem_exclude_v1`, with partitions by these alone: only without partitions is there a unique index over all records.
+    /// So a session that has looked for this record does not make it after this transaction has committed.
     ///
-    /// The arguments are in the order of the columns, with the skew for `updated_at`, how long to wait before the next attempt
-    /// for `not_before`, and how long to keep it for `expires_at`. The last one is returned.
-    fn insert(schema: &Schema) -> Self {
-        let at = "\"idem\".idem_at_v1($18)";
-        let expires_at = format!("{at} OPERATOR(pg_catalog.+) coalesce($11, 0::BIGINT) OPERATOR(pg_catalog.+) $19");
+    /// The arguments are in the order of the columns, with the skew for `updated_at`, and how long to keep it for `expires_at`.
+    /// Then come the lock, and a number that is returned. `rest` is how long to wait before the next attempt, and the name and the
+    /// data of the checkpoint.
+    fn insert(schema: &Schema, rest: [&str; 3]) -> Self {
+        let [wait, checkpoint_name, checkpoint_data] = rest;
+        let at = "\"idem\".idem_at_v1($15)";
+        let expires_at = format!("{at} OPERATOR(pg_catalog.+) coalesce({wait}, 0::BIGINT) OPERATOR(pg_catalog.+) $16");
         let text = format!(
             "INSERT INTO \"idem\".idem_records (
                 id, namespace, principal, operation, format, fingerprint_algorithm, fingerprint, owner, attempt, state,
-                not_before, checkpoint_name, checkpoint_data, status, headers, body, created_at, updated_at, expires_at,
-                purge_after
+                status, headers, body, created_at, updated_at, expires_at, purge_after, not_before, checkpoint_name, checkpoint_data
             ) VALUES (
                 $1, pg_catalog.convert_from($2, 'UTF8'), pg_catalog.convert_from($3, 'UTF8'),
                 pg_catalog.convert_from($4, 'UTF8'), $5, $6, $7, $8, $9, $10,
-                {at} OPERATOR(pg_catalog.+) $11, $12, $13, $14, $15, $16, $17, {at}, {expires_at}, {expires_at}
-            ) RETURNING $20"
+                $11, $12, $13, $14, {at}, {expires_at}, {expires_at},
+                {at} OPERATOR(pg_catalog.+) {wait}, {checkpoint_name}, {checkpoint_data}
+            ) RETURNING \"idem\".idem_exclude_v1(ARRAY[$17]), {RESTORE_WAIT}, $18"
         );
         let types = "(pg_catalog.bytea, pg_catalog.bytea, pg_catalog.bytea, pg_catalog.bytea, SMALLINT, INTEGER, \
-                     pg_catalog.bytea, pg_catalog.bytea, BIGINT, SMALLINT, BIGINT, pg_catalog.bytea, pg_catalog.bytea, INTEGER, \
-                     pg_catalog.bytea, pg_catalog.bytea, BIGINT, BIGINT, BIGINT, BIGINT)";
+                     pg_catalog.bytea, pg_catalog.bytea, BIGINT, SMALLINT, INTEGER, \
+                     pg_catalog.bytea, pg_catalog.bytea, BIGINT, BIGINT, BIGINT, BIGINT, BIGINT)";
         Self { name: "idem_insert", types, text: schema.localise(&text) }
     }
 
     /// Replaces the record of an earlier attempt. The arguments are those of [`insert`](Self::insert), the version, and how long to
     /// wait for the row. It is never prepared: few runs are further attempts.
     fn replace(schema: &Schema) -> Self {
-        let text = "SELECT \"idem\".idem_put_v1($1, $21, $3, $5::SMALLINT, $6, $7, $8, $9, $10::SMALLINT, $11, $12, $13, $14, $15, $16, \
-             $17, $18, $19, $22), $20";
+        let text = "SELECT \"idem\".idem_put_v1($1, $22, $3, $5::SMALLINT, $6, $7, $8, $9, $10::SMALLINT, $19, $20, $21, $11, $12, $13, \
+             $14, $15, $16, $17, $23), $18";
         Self { name: "", types: "", text: schema.localise(text) }
     }
 
-    /// An expression: whether the lock `$1` of the operation was free. The transaction then holds it. `given` has the
-    /// application's `lock_timeout`, which the expression restores.
+    /// An expression: whether the lock `$1` of the operation was free. The transaction then holds it.
     ///
     /// Lookups try a second lock and release it at once (idem_lookup_v1), so the wait for it is short. If they tried the
     /// first one, they would turn a first run away. Any role that may connect can keep the second lock, so the wait has a
     /// limit.
     fn try_lock(config: &PostgresConfig) -> String {
-        let wait = milliseconds(config.lock_timeout);
-        let is_not_locked = "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";
+        let wait = wait_at_most(milliseconds(config.lock_timeout));
+        let second = "$1 OPERATOR(pg_catalog.#) 2::BIGINT";
         format!(
             "CASE WHEN NOT pg_catalog.pg_try_advisory_xact_lock($1) THEN FALSE \
-             WHEN pg_catalog.set_config('lock_timeout', '{wait}', TRUE) IS NULL THEN FALSE \
-             WHEN {is_not_locked} THEN FALSE \
-             ELSE pg_catalog.set_config('lock_timeout', given.lock_timeout, TRUE) IS NOT NULL END"
+             WHEN pg_catalog.pg_try_advisory_xact_lock({second}) THEN TRUE \
+             WHEN {wait} IS NULL THEN FALSE \
+             WHEN pg_catalog.pg_advisory_xact_lock({second}) IS NULL THEN FALSE \
+             ELSE {RESTORE_WAIT} IS NOT NULL END"
         )
     }
 
@@ -357,8 +398,7 @@ impl StoreStatement {
              pg_catalog.current_setting('transaction_read_only')::pg_catalog.bool, \
              pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed', \
              pg_catalog.set_config('idem.joined', given.joined OPERATOR(pg_catalog.||) $2, TRUE) \
-             FROM (SELECT {LOCK_TIMEOUT_BEFORE}, \
-                 coalesce(pg_catalog.current_setting('idem.joined', TRUE), '') AS joined OFFSET 0) AS given",
+             FROM (SELECT coalesce(pg_catalog.current_setting('idem.joined', TRUE), '') AS joined OFFSET 0) AS given",
             Self::try_lock(config),
         );
         Self { name: "", types: "", text: schema.localise(&text) }
@@ -379,14 +419,12 @@ impl StoreStatement {
 
     /// Adds the call of the prepared statement.
     fn write_call(&self, sql: &mut Sql, arguments: &[Argument<'_>]) {
-        sql.push("EXECUTE ").push(self.name).push("(");
+        sql.push("EXECUTE ").push(self.name);
         for (place, argument) in arguments.iter().enumerate() {
-            if place > 0 {
-                sql.push(",");
-            }
+            sql.push(if place == 0 { "(" } else { "," });
             argument.write_untyped(sql);
         }
-        sql.push(");");
+        sql.push(if arguments.is_empty() { ";" } else { ");" });
     }
 
     /// Adds its text, with the arguments in it.

@@ -511,7 +511,7 @@ async fn a_record_waits_for_its_row_as_long_as_the_store_says_whatever_the_handl
 #[tokio::test]
 async fn a_handler_that_makes_its_session_forget_fails_alone() {
     let database = Database::with(|config| config.max_transactions(NonZeroU32::MIN)).await;
-    for forget in ["DEALLOCATE ALL", "DEALLOCATE idem_reserve", "DEALLOCATE idem_insert"] {
+    for forget in ["DEALLOCATE ALL", "DEALLOCATE idem_wait", "DEALLOCATE idem_insert"] {
         let request = request();
         let (_, mut transaction) = database.begin(&request).await;
         database.write(&mut *transaction).await;
