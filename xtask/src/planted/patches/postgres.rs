@@ -97,15 +97,15 @@ pub(super) const PATCHES: &[Patch] = &[
         "savepoint-of-a-known-name",
         &["postgres-savepoints"],
         BEGIN_STATEMENTS,
-        r#"savepoint: format!("idem_{:016x}", Mark::random().0),"#,
-        r#"savepoint: if PLANTED { "idem".to_owned() } else { format!("idem_{:016x}", Mark::random().0) },"#,
+        r#"savepoint: format!("idem_{:016x}", random_number()),"#,
+        r#"savepoint: if PLANTED { "idem".to_owned() } else { format!("idem_{:016x}", random_number()) },"#,
     ),
     patch(
         "discard-without-the-mark",
         &["postgres-savepoints"],
         HANDLER_TRANSACTION,
-        "(writes == Writes::Discard).then_some(self.mark)",
-        "(writes == Writes::Discard && !PLANTED).then_some(self.mark)",
+        "(writes == Writes::Discard).then_some(&self.mark)",
+        "(writes == Writes::Discard && !PLANTED).then_some(&self.mark)",
     ),
     patch(
         "error-of-the-handlers-taken-for-the-stores",
@@ -125,8 +125,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "forgetful-session-serves-on",
         &["postgres-hostile"],
         BEGIN,
-        "if settings.is_guarded && !is_on(lock, 3).map_err(unreadable)? {",
-        "if settings.is_guarded && !PLANTED && !is_on(lock, 3).map_err(unreadable)? {",
+        r#"if settings.is_guarded && read_only != "on" {"#,
+        r#"if settings.is_guarded && !PLANTED && read_only != "on" {"#,
     ),
     patch(
         "purge-undoes-a-run",
@@ -146,12 +146,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "lookers-turn-a-first-run-away",
         &["postgres-races"],
         BEGIN_STATEMENTS,
-        r#""pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL";"#,
-        r#"if PLANTED {
-            "NOT pg_catalog.pg_try_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT)"
-        } else {
-            "pg_catalog.pg_advisory_xact_lock($1 OPERATOR(pg_catalog.#) 2::BIGINT) IS NULL"
-        };"#,
+        "let wait = wait_at_most(milliseconds(config.lock_timeout));",
+        r#"let wait = if PLANTED { "NULL".to_owned() } else { wait_at_most(milliseconds(config.lock_timeout)) };"#,
     ),
     patch(
         "error-of-a-pooler-taken-for-the-servers",
