@@ -453,20 +453,44 @@ async fn what_a_handler_sees_is_set_as_the_application_has_it() {
     }
 }
 
+/// Settles a run while another session has what `lock` locks. The handler has set no limit for waits, and the store gives up; or one
+/// of 5 ms, and the other session gives its lock back after a longer wait.
+async fn waits_as_the_store_says(database: &Database, request: &Acquire, lock: &str, sets_limit: bool) {
+    let (_, mut transaction) = database.begin(request).await;
+    database.write(&mut *transaction).await;
+    let set = format!("SET LOCAL lock_timeout = {}", if sets_limit { "'5ms'" } else { "0" });
+    let inside = handlers(&mut *transaction);
+    sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut **inside).await.unwrap();
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut **inside).await.unwrap();
+    let mut other = connection().await;
+    sql(&mut other, format!("BEGIN;{}", lock.replace('$', &database.schema.name))).await;
+    let finishing = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
+    if sets_limit {
+        let waiting = format!(
+            "SELECT count(*) FROM pg_locks
+            WHERE NOT granted AND waitstart < clock_timestamp() - INTERVAL '20 ms' AND pid = {pid}"
+        );
+        let mut watch = connection().await;
+        while number(&mut watch, waiting.clone()).await == 0 && !finishing.is_finished() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        sql(&mut other, "ROLLBACK").await;
+        assert_eq!(finishing.await.unwrap().unwrap(), OwnerOutcome::Applied);
+    } else {
+        let error = finishing.await.unwrap().unwrap_err();
+        assert!(error.kind() == StoreErrorKind::Timeout && error.to_string().contains("holds the lock"), "{error:?}");
+        sql(&mut other, "ROLLBACK").await;
+    }
+}
+
 #[tokio::test]
 async fn a_record_waits_for_others_as_long_as_the_store_says_whatever_the_handler_has_set() {
-    let database = Database::with(|config| config.lock_timeout(Duration::from_millis(100))).await;
-    let (_, mut transaction) = database.begin(&request()).await;
-    database.write(&mut *transaction).await;
-    let forever = "SET LOCAL lock_timeout = 0";
-    sqlx::raw_sql(forever).execute(&mut **handlers(&mut *transaction)).await.unwrap();
-    let mut other = connection().await;
-    let lock = format!("BEGIN;LOCK TABLE {}.idem_records IN ACCESS EXCLUSIVE MODE", database.schema.name);
-    sql(&mut other, lock).await;
-    let error = transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
-    sql(&mut other, "ROLLBACK").await;
-    assert_eq!(database.effects().await, 0);
+    let database = Database::with(|config| config.lock_timeout(Duration::from_millis(300))).await;
+    for sets_limit in [false, true] {
+        let lock = "LOCK TABLE $.idem_records IN ACCESS EXCLUSIVE MODE";
+        waits_as_the_store_says(&database, &request(), lock, sets_limit).await;
+    }
+    assert_eq!(database.effects().await, 1);
 }
 
 #[tokio::test]
@@ -477,31 +501,9 @@ async fn a_record_waits_for_its_row_as_long_as_the_store_says_whatever_the_handl
         let crashed = request();
         assert!(matches!(database.store.acquire(&crashed).await.unwrap(), AcquireOutcome::Acquired(_)));
         database.offset.advance(passed);
-        for (setting, is_freed) in [("0", false), ("'5ms'", true)] {
-            let (_, mut transaction) = database.begin(&repeat_of(&crashed)).await;
-            database.write(&mut *transaction).await;
-            let set = AssertSqlSafe(format!("SET LOCAL lock_timeout = {setting}"));
-            sqlx::raw_sql(set).execute(&mut **handlers(&mut *transaction)).await.unwrap();
-            let mut other = connection().await;
-            sql(&mut other, format!("BEGIN;SELECT FROM {}.idem_records FOR UPDATE", database.schema.name)).await;
-            let finishing = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
-            if is_freed {
-                // It has waited for longer than the handler's setting.
-                let waiting = format!(
-                    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted
-                    AND waitstart < clock_timestamp() - INTERVAL '20 ms' AND strpos(query, '{}') > 0",
-                    database.schema.name
-                );
-                let mut watch = connection().await;
-                while number(&mut watch, waiting.clone()).await == 0 && !finishing.is_finished() {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                sql(&mut other, "ROLLBACK").await;
-                assert_eq!(finishing.await.unwrap().unwrap(), OwnerOutcome::Applied);
-            } else {
-                assert_eq!(finishing.await.unwrap().unwrap_err().kind(), StoreErrorKind::Timeout);
-                sql(&mut other, "ROLLBACK").await;
-            }
+        for sets_limit in [false, true] {
+            let lock = "SELECT FROM $.idem_records FOR UPDATE";
+            waits_as_the_store_says(&database, &repeat_of(&crashed), lock, sets_limit).await;
         }
         sql(&mut connection().await, format!("DELETE FROM {}.idem_records", database.schema.name)).await;
     }
