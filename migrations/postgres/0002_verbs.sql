@@ -415,22 +415,22 @@ LANGUAGE sql STABLE
 RETURN (extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::BIGINT
     OPERATOR(pg_catalog.+) skew;
 
--- Raises IDM02 unless the setting idem.joined has the value that it had before the store's savepoint. If it has another one,
+-- Raises IDM02 unless the setting idem.mark has the value that it had before the store's savepoint. If it has another one,
 -- ROLLBACK TO went to a savepoint of the handler that has the same name.
-CREATE FUNCTION "idem".idem_expect_v1(joined TEXT) RETURNS VOID
+CREATE FUNCTION "idem".idem_expect_v1(mark TEXT) RETURNS VOID
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF current_setting('idem.joined', TRUE) IS DISTINCT FROM joined THEN
+    IF current_setting('idem.mark', TRUE) IS DISTINCT FROM mark THEN
         RAISE 'the handler has made a savepoint with the name of the store''s savepoint' USING ERRCODE = 'IDM02';
     END IF;
 END
 $$;
 
 -- Removes an expired record, before its successor is inserted, in the transaction in which its operation ran and which holds its
--- lock. A purge or a dropped partition may have removed it since. Waits at most "patience" milliseconds for each lock, like the
--- next function, and keeps the lock_timeout that the handler has set.
+-- lock. A purge or a dropped partition may have removed it since. Waits at most "patience" milliseconds for each lock, and keeps
+-- the lock_timeout that the handler has set.
 --
 -- Raises IDM01 if it is another version.
 CREATE FUNCTION "idem".idem_forget_v1(patience BIGINT, lock BIGINT, id BYTEA, version BIGINT) RETURNS VOID
@@ -442,6 +442,7 @@ AS $$
 DECLARE
     waiting CONSTANT TEXT := set_config('lock_timeout', patience::TEXT, TRUE);
 BEGIN
+    -- As in idem_acquire_v1. Another session that has looked for this record then does not make it after this transaction.
     LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
     PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
     DELETE FROM "idem".idem_records AS known
@@ -452,8 +453,8 @@ BEGIN
 END
 $$;
 
--- Settles the record of an earlier attempt, in the transaction in which its operation ran again and which holds its lock. Another
--- session that has looked for this record must not make it after this transaction has committed.
+-- Settles the record of an earlier attempt, in the transaction in which its operation ran again and which holds its lock. Waits
+-- like idem_forget_v1.
 --
 -- Raises IDM01 if it is another version.
 CREATE FUNCTION "idem".idem_put_v1(
@@ -472,6 +473,7 @@ DECLARE
     not_before CONSTANT BIGINT := at + wait;
     expires_at CONSTANT BIGINT := coalesce(not_before, at) + retention;
 BEGIN
+    -- As in idem_forget_v1.
     LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
     PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
     UPDATE "idem".idem_records AS known SET

@@ -5,8 +5,8 @@
 -- It copies the existing records, and locks the table until that is done.
 --
 -- No index spans partitions, so two partitions could hold rows with the same id: two acquires of a new key around the
--- boundary of two partitions could both succeed. So a statement that makes a record locks its id first, and then sees
--- every record that was made before.
+-- boundary of two partitions could both succeed. So an acquire locks the id first, and then sees every record that was made
+-- before. A transaction that has run an operation locks the id before it commits.
 LOCK TABLE "idem".idem_records IN ACCESS EXCLUSIVE MODE;
 
 -- One row: how much time a partition covers, in microseconds. The replica that makes or drops partitions locks the row.

@@ -35,7 +35,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The sessions that are busy with a write, each by its process and the beginning of its statement.
 ///
-/// A commit that waits shows as one of three waits. On a disk that hangs a write may show as any other, so each statement by which
+/// A commit that waits shows as one of three waits. On a disk that hangs a write may show as any other, so each message by which
 /// the store writes counts too, and each that ends with a COMMIT. Waits for locks end after `lock_timeout`, or with the session
 /// that has the lock. Those for a client end when it is gone. Versions of Postgres differ in the case of the names.
 /// Without `track_activities` the server tells of the three waits alone. The bracket keeps the question from matching itself.

@@ -121,18 +121,18 @@ impl Transactions {
         let beginning = async move {
             let Self { records, settings, .. } = &*transactions;
             let (lock, skew) = (records.schema.lock(&id), records.offset.micros());
-            let mark = Mark::random(lock);
-            let sql = BeginSql { begin: settings.sql(&id, &mark), read: settings.read_sql(&id, lock, skew), skew };
+            let mark = Mark::random();
+            let sql = BeginSql { begin: settings.sql(lock, &id, mark), read: settings.read_sql(&id, skew), skew };
             let mut permit = Some(permit);
             // Each idle connection may have died. The application's pool looks for itself.
             let retries = if settings.is_from_pool { 1 } else { settings.max_transactions };
             for _ in 0..retries {
-                match transactions.try_begin_transaction(permit.take(), &sql, &mark).await {
+                match transactions.try_begin_transaction(permit.take(), &sql, mark).await {
                     Err(BeginError::SessionUnusable(_)) => {}
                     begun => return settled(begun),
                 }
             }
-            settled(transactions.try_begin_transaction(None, &sql, &mark).await)
+            settled(transactions.try_begin_transaction(None, &sql, mark).await)
         };
         let (sender, begun) = oneshot::channel();
         // In a separate task: if this caller gives up, the next one gets the session. Without that, no session would ever be
@@ -170,7 +170,7 @@ impl Transactions {
         &self,
         permit: Option<Permit>,
         sql: &BeginSql,
-        mark: &Mark,
+        mark: Mark,
     ) -> Result<BegunTransaction, BeginError> {
         let permit = match permit {
             Some(permit) => permit,
@@ -188,9 +188,7 @@ impl Transactions {
         match timeout(client_timeout, begun).await {
             Ok(Ok((begun, read))) => {
                 match read_begun(&begun, read.as_deref(), &self.settings, sql.skew).map_err(BeginError::Other)? {
-                    Ok((lookup, reset_role)) => {
-                        Ok(BegunTransaction { lookup, session, mark: mark.clone(), reset_role })
-                    }
+                    Ok((lookup, reset_role)) => Ok(BegunTransaction { lookup, session, mark, reset_role }),
                     Err(why) => {
                         if self.settings.is_from_pool {
                             // The application can still read in it.
@@ -306,7 +304,7 @@ fn settled(begun: Result<BegunTransaction, BeginError>) -> Result<Option<BegunTr
     }
 }
 
-/// Whether the first message found a record. So it counts unless the answer says that there is none.
+/// Whether the first message found a record, or its answer cannot be read.
 fn found_record(rows: &[PgRow]) -> bool {
     let found: Option<Option<bool>> = rows.get(1).and_then(|row| row.try_get(1).ok());
     found.is_none_or(|found| found.unwrap_or_default())

@@ -60,7 +60,7 @@ impl PostgresTransaction {
         }
         match settlement {
             Some(settlement) => {
-                let mark = (writes == Writes::Discard).then_some(&self.mark);
+                let mark = (writes == Writes::Discard).then_some(self.mark);
                 self.run.write_record(&mut sql, Connection::Store, settlement, mark, echo);
             }
             None => {

@@ -44,7 +44,7 @@ impl TransactionRun {
         sql: &mut Sql,
         on: Connection,
         settlement: &FlatSettlement,
-        discarded: Option<&Mark>,
+        discarded: Option<Mark>,
         echo: Echo,
     ) {
         let schema = &self.records.schema;

@@ -175,7 +175,8 @@ async fn handlers_get_what_the_application_sets_in_its_sessions() {
         assert_eq!(shown, "7s");
         transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap();
     }
-    let settings = "SELECT current_setting('lock_timeout') || coalesce(current_setting('idem.joined', TRUE), '')
+    let settings = "SELECT current_setting('lock_timeout') || coalesce(current_setting('idem.mark', TRUE), '')
+        || coalesce(current_setting('idem.joined', TRUE), '')
         || current_setting('idle_in_transaction_session_timeout') || current_setting('default_transaction_read_only')";
     for connection in &mut both_of(&pool).await {
         let after: String = sqlx::query_scalar(settings).fetch_one(&mut **connection).await.unwrap();

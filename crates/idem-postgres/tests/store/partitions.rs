@@ -68,6 +68,47 @@ async fn two_acquires_that_wait_for_the_partitioning_make_one_record() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_that_waits_for_the_partitioning_gets_the_first_answer() {
+    let schema = Schema::new();
+    let config = patient(schema.config()).max_transactions(NonZeroU32::MIN);
+    let store = PostgresStore::open(config).await.unwrap();
+    let first = request();
+    // The session of this run keeps the lookup prepared.
+    let Begin::Acquired { transaction, .. } = store.begin(&first).await.unwrap() else { panic!() };
+    assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    let mut conversion: PgConnection = connection().await;
+    sql(&mut conversion, format!("BEGIN;{}", idem_postgres::partitioning(&schema.name, HOUR).unwrap())).await;
+    let repeat = {
+        let (store, request) = (store.clone(), repeat_of(&first));
+        tokio::spawn(async move { store.begin(&request).await.unwrap() })
+    };
+    until_waiting(&schema, 1).await;
+    sql(&mut conversion, "COMMIT").await;
+    match repeat.await.unwrap() {
+        Begin::Answered(AcquireOutcome::Replay(_)) => {}
+        Begin::Answered(other) => panic!("{other:?}"),
+        Begin::Acquired { .. } => panic!("it runs again"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_waits_for_the_partition_that_another_session_makes_for_it() {
+    let (schema, offset) = (Schema::new(), TimeOffset::default());
+    let config = patient(schema.config()).partitioned(HOUR).time_offset(offset.clone());
+    let store = PostgresStore::open(config).await.unwrap();
+    // No partition has been made for this time.
+    offset.advance(5 * HOUR);
+    let Begin::Acquired { transaction, .. } = store.begin(&request()).await.unwrap() else { panic!() };
+    let mut other = connection().await;
+    sql(&mut other, format!("BEGIN;SELECT {}.idem_make_partitions_v1({})", schema.name, offset.micros())).await;
+    let finished = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
+    until_waiting(&schema, 1).await;
+    sql(&mut other, "COMMIT").await;
+    assert_eq!(finished.await.unwrap().unwrap(), OwnerOutcome::Applied);
+    assert_eq!(rows(&schema).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_acquire_that_has_looked_waits_for_a_transaction_that_commits() {
     let schema = Schema::new();
     let store = PostgresStore::open(patient(schema.config()).partitioned(HOUR)).await.unwrap();

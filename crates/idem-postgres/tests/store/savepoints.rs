@@ -85,7 +85,7 @@ const PLAYS: [&str; 8] = [
     "W;SAVEPOINT $;W;ROLLBACK TO SAVEPOINT $",
     "W;SAVEPOINT $;W;RELEASE SAVEPOINT $",
     "W;SAVEPOINT other;W;SAVEPOINT $;W;RELEASE SAVEPOINT other",
-    "W;SET LOCAL idem.joined = '';SAVEPOINT $",
+    "W;SET LOCAL idem.mark = '';SAVEPOINT $",
     "W;RESET ALL;SAVEPOINT $;W",
 ];
 

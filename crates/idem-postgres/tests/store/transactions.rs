@@ -494,6 +494,29 @@ async fn a_record_waits_for_others_as_long_as_the_store_says_whatever_the_handle
 }
 
 #[tokio::test]
+async fn a_trigger_at_the_commit_waits_as_long_as_the_handler_has_set() {
+    let database = Database::with(|config| config).await;
+    let trigger = format!(
+        "CREATE TABLE {0}.seen (lock_timeout TEXT);
+        CREATE FUNCTION {0}.see() RETURNS TRIGGER LANGUAGE plpgsql AS
+            'BEGIN INSERT INTO {0}.seen VALUES (current_setting(''lock_timeout'')); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER see AFTER INSERT ON {0}.effects DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION {0}.see()",
+        database.schema.name
+    );
+    sql(&mut connection().await, trigger).await;
+    for settlement in [completed(), retryable()] {
+        let (_, mut transaction) = database.begin(&request()).await;
+        let set = "SET LOCAL lock_timeout = '7s'";
+        sqlx::raw_sql(set).execute(&mut **handlers(&mut *transaction)).await.unwrap();
+        database.write(&mut *transaction).await;
+        assert_eq!(transaction.finish(&settlement, KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
+    }
+    let seen = format!("SELECT count(*) FROM {}.seen WHERE lock_timeout = '7s'", database.schema.name);
+    assert_eq!(number(&mut connection().await, seen).await, 2);
+}
+
+#[tokio::test]
 async fn a_record_waits_for_its_row_as_long_as_the_store_says_whatever_the_handler_has_set() {
     let database = Database::with(|config| config.lock_timeout(Duration::from_millis(300))).await;
     // The row of an attempt that is over, and that of a record that has expired.

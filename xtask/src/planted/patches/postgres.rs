@@ -55,8 +55,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "begin-waits-for-a-lock-for-ever",
         &["postgres-roles"],
         BEGIN_STATEMENTS,
-        "let wait = milliseconds(config.lock_timeout);",
-        "let wait = if PLANTED { 0 } else { milliseconds(config.lock_timeout) };",
+        "let limit = milliseconds(config.lock_timeout);",
+        "let limit = if PLANTED { 0 } else { milliseconds(config.lock_timeout) };",
     ),
     patch(
         "session-lost-to-each-lock-that-is-held",
@@ -104,8 +104,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "discard-without-the-mark",
         &["postgres-savepoints"],
         HANDLER_TRANSACTION,
-        "(writes == Writes::Discard).then_some(&self.mark)",
-        "(writes == Writes::Discard && !PLANTED).then_some(&self.mark)",
+        "(writes == Writes::Discard).then_some(self.mark)",
+        "(writes == Writes::Discard && !PLANTED).then_some(self.mark)",
     ),
     patch(
         "error-of-the-handlers-taken-for-the-stores",
@@ -146,8 +146,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "lookers-turn-a-first-run-away",
         &["postgres-races"],
         BEGIN_STATEMENTS,
-        "let wait = wait_at_most(milliseconds(config.lock_timeout));",
-        r#"let wait = if PLANTED { "NULL".to_owned() } else { wait_at_most(milliseconds(config.lock_timeout)) };"#,
+        "let wait = wait_at_most(limit);",
+        r#"let wait = if PLANTED { "NULL".to_owned() } else { wait_at_most(limit) };"#,
     ),
     patch(
         "error-of-a-pooler-taken-for-the-servers",

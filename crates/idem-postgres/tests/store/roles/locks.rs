@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use idem_core::{AcquireOutcome, Begin, OwnerOutcome, StoreErrorKind, TransactionalStore, Writes};
+use idem_core::{AcquireOutcome, Begin, OwnerOutcome, Settlement, StoreErrorKind, TransactionalStore, Writes};
 use idem_postgres::{PostgresStore, PostgresTransaction};
 use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::Row as _;
@@ -63,6 +63,39 @@ async fn a_role_that_keeps_the_locks_of_a_record_keeps_nothing_else() {
         assert!(matches!(replayed, Begin::Answered(AcquireOutcome::Replay(_))), "not replayed");
         sql(&mut squatter, "SELECT pg_advisory_unlock_all()").await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waited_for_a_lookup_leaves_the_limit_of_waits_as_it_was() {
+    let (schema, first) = (Schema::new(), request());
+    let locks = locks_of_a_run(&schema, &first).await;
+    let patience = Duration::from_secs(30);
+    let config = schema.config().lock_timeout(patience).statement_timeout(patience);
+    let store = PostgresStore::open(config).await.unwrap();
+    let mut squatter = connection().await;
+    let waiting = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = '{}'",
+        schema.name
+    );
+    let mut runs = 0;
+    for lock in locks {
+        sql(&mut squatter, format!("SELECT pg_advisory_lock({lock})")).await;
+        let (beginning, request) = (store.clone(), repeat_of(&first));
+        let begun = tokio::spawn(async move { beginning.begin(&request).await.unwrap() });
+        // The lock of the operation is not waited for.
+        while !begun.is_finished() && number(&mut connection().await, waiting.clone()).await == 0 {
+            tokio::task::yield_now().await;
+        }
+        sql(&mut squatter, "SELECT pg_advisory_unlock_all()").await;
+        if let Begin::Acquired { mut transaction, .. } = begun.await.unwrap() {
+            let handlers = transaction.as_any_mut().downcast_mut::<PostgresTransaction>().unwrap();
+            let timeout = sqlx::raw_sql("SHOW lock_timeout").fetch_one(&mut **handlers).await.unwrap();
+            assert_eq!(timeout.get::<String, _>(0), "0");
+            transaction.finish(&Settlement::Released, KEPT, Writes::Discard).await.unwrap();
+            runs += 1;
+        }
+    }
+    assert_eq!(runs, 1);
 }
 
 /// Runs an operation unless it is answered. The handler's statements keep the server's default `lock_timeout`.
