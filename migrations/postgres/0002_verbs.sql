@@ -442,7 +442,7 @@ AS $$
 DECLARE
     waiting CONSTANT TEXT := set_config('lock_timeout', patience::TEXT, TRUE);
 BEGIN
-    -- As in idem_acquire_v1. Another session that has looked for this record then does not make it after this transaction.
+    -- As in idem_acquire_v1. Another session that looks for this record then waits until this transaction has ended.
     LOCK TABLE "idem".idem_records IN ROW EXCLUSIVE MODE;
     PERFORM "idem".idem_exclude_v1(ARRAY[lock]);
     DELETE FROM "idem".idem_records AS known

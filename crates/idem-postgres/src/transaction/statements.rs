@@ -103,11 +103,12 @@ impl TransactionSettings {
             join_read: read.join(schema),
             read,
             // EXECUTE takes its snapshot before it waits for the table. The rows of a table that another session makes anew, as a
-            // migration to partitions does, would not be in it. So the table is locked first.
+            // migration to partitions does, would not be in it. So the table is locked first. A statement that is not prepared
+            // takes its snapshot after the wait.
             //
             // A plan is kept, and must use the index even if it is made while the table is nearly empty.
             look_settings: schema.localise(&format!(
-                "{wait_in_lookup}LOCK TABLE ONLY \"idem\".idem_records IN ACCESS SHARE MODE;SET LOCAL enable_seqscan=off;"
+                "{wait_in_lookup}LOCK TABLE \"idem\".idem_records IN ACCESS SHARE MODE;SET LOCAL enable_seqscan=off;"
             )),
             // A sequential scan would lock the whole table against serializable transactions.
             read_settings: format!("{wait_in_lookup}SET LOCAL enable_seqscan=off;SET LOCAL bytea_output=hex;"),
@@ -171,7 +172,8 @@ impl TransactionSettings {
             Connection::Caller => statement.write_text(sql, arguments),
         };
         write(sql, &self.wait, &[]);
-        // The insert chooses a partition before it waits for a session that makes another one for the same time.
+        // As in idem_acquire_v1. The insert would also choose a partition before it waits for a session that makes another one
+        // for the same time.
         sql.push(&self.lock_table);
         let (most, rest) = arguments.split_at(WITHOUT_REST);
         if rest.iter().all(Argument::is_null) {
@@ -312,8 +314,8 @@ impl StoreStatement {
         Self { name: "idem_lock", types: "(BIGINT, BIGINT)", text: schema.localise(&text) }
     }
 
-    /// The server's time, and whether there is a record. Instead of the latter NULL, if `default_transaction_read_only` is on in the
-    /// server's configuration.
+    /// The server's time, and whether there is a record. The second is NULL if the server's configuration turns
+    /// `default_transaction_read_only` on.
     fn look(schema: &Schema) -> Self {
         let text = "SELECT \"idem\".idem_now_v1(0), \
              CASE WHEN pg_catalog.set_config('default_transaction_read_only', NULL, TRUE) OPERATOR(pg_catalog.=) 'off' \

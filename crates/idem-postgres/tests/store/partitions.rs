@@ -92,6 +92,23 @@ async fn a_repeat_that_waits_for_the_partitioning_gets_the_first_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_began_before_the_partitioning_is_settled_after_it() {
+    let schema = Schema::new();
+    let store = PostgresStore::open(patient(schema.config())).await.unwrap();
+    let first = request();
+    let Begin::Acquired { transaction, .. } = store.begin(&first).await.unwrap() else { panic!() };
+    let mut conversion: PgConnection = connection().await;
+    sql(&mut conversion, format!("BEGIN;{}", idem_postgres::partitioning(&schema.name, HOUR).unwrap())).await;
+    let finished = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
+    until_waiting(&schema, 1).await;
+    sql(&mut conversion, "COMMIT").await;
+    assert_eq!(finished.await.unwrap().unwrap(), OwnerOutcome::Applied);
+    let repeat = store.acquire(&repeat_of(&first)).await.unwrap();
+    assert!(matches!(repeat, AcquireOutcome::Replay(_)), "{repeat:?}");
+    assert_eq!(rows(&schema).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_record_waits_for_the_partition_that_another_session_makes_for_it() {
     let (schema, offset) = (Schema::new(), TimeOffset::default());
     let config = patient(schema.config()).partitioned(HOUR).time_offset(offset.clone());

@@ -462,7 +462,7 @@ async fn waits_as_the_store_says(database: &Database, request: &Acquire, lock: &
     let inside = handlers(&mut *transaction);
     sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut **inside).await.unwrap();
     let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut **inside).await.unwrap();
-    let mut other = connection().await;
+    let [mut other, mut watch] = [connection().await, connection().await];
     sql(&mut other, format!("BEGIN;{}", lock.replace('$', &database.schema.name))).await;
     let finishing = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
     if sets_limit {
@@ -470,7 +470,6 @@ async fn waits_as_the_store_says(database: &Database, request: &Acquire, lock: &
             "SELECT count(*) FROM pg_locks
             WHERE NOT granted AND waitstart < clock_timestamp() - INTERVAL '20 ms' AND pid = {pid}"
         );
-        let mut watch = connection().await;
         while number(&mut watch, waiting.clone()).await == 0 && !finishing.is_finished() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

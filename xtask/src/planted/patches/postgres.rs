@@ -143,6 +143,21 @@ pub(super) const PATCHES: &[Patch] = &[
         "was_expired: PLANTED || machine::current(Some(&row.record), self.now).is_none(),",
     ),
     patch(
+        "repeat-that-waited-for-a-migration-runs-again",
+        &["postgres-partitions"],
+        BEGIN_STATEMENTS,
+        r#""{wait_in_lookup}LOCK TABLE \"idem\".idem_records IN ACCESS SHARE MODE;SET LOCAL enable_seqscan=off;""#,
+        r#""{wait_in_lookup}{}SET LOCAL enable_seqscan=off;",
+                if PLANTED { "" } else { "LOCK TABLE \"idem\".idem_records IN ACCESS SHARE MODE;" }"#,
+    ),
+    patch(
+        "record-in-the-partition-of-before",
+        &["postgres-partitions"],
+        BEGIN_STATEMENTS,
+        "        sql.push(&self.lock_table);",
+        "        sql.push(if PLANTED { \"\" } else { &self.lock_table });",
+    ),
+    patch(
         "lookers-turn-a-first-run-away",
         &["postgres-races"],
         BEGIN_STATEMENTS,

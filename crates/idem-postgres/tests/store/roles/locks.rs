@@ -72,7 +72,15 @@ async fn a_run_that_waited_for_a_lookup_leaves_the_limit_of_waits_as_it_was() {
     let patience = Duration::from_secs(30);
     let config = schema.config().lock_timeout(patience).statement_timeout(patience);
     let store = PostgresStore::open(config).await.unwrap();
-    let mut squatter = connection().await;
+    let [mut squatter, mut watch] = [connection().await, connection().await];
+    let held = format!(
+        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE locktype = 'advisory' AND application_name = '{}'",
+        schema.name
+    );
+    while number(&mut watch, held.clone()).await > 0 {
+        tokio::task::yield_now().await;
+    }
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = '{}'",
         schema.name
@@ -83,7 +91,7 @@ async fn a_run_that_waited_for_a_lookup_leaves_the_limit_of_waits_as_it_was() {
         let (beginning, request) = (store.clone(), repeat_of(&first));
         let begun = tokio::spawn(async move { beginning.begin(&request).await.unwrap() });
         // The lock of the operation is not waited for.
-        while !begun.is_finished() && number(&mut connection().await, waiting.clone()).await == 0 {
+        while !begun.is_finished() && number(&mut watch, waiting.clone()).await == 0 {
             tokio::task::yield_now().await;
         }
         sql(&mut squatter, "SELECT pg_advisory_unlock_all()").await;
