@@ -85,7 +85,8 @@ impl Broker {
     }
 }
 
+/// The last is RabbitMQ's error for the port by which its nodes reach each other.
 fn is_port_taken(log: &str) -> bool {
     let log = log.to_ascii_lowercase();
-    log.contains("address already in use") || log.contains("eaddrinuse")
+    ["address already in use", "eaddrinuse", "dist_port_already_used"].iter().any(|error| log.contains(error))
 }
