@@ -24,8 +24,8 @@ pub(crate) struct TransactionSettings {
     /// Whether there is a record. For first runs, which most are, that costs the server less than a query for all columns.
     look: StoreStatement,
     wait: StoreStatement,
-    /// Inserts a record that neither waits for another attempt nor has a checkpoint, as most. The server takes about 7,000
-    /// instructions for an argument.
+    /// Inserts a record without a checkpoint and without a time of the next attempt. Most records have neither, and the server
+    /// takes about 7,000 instructions for an argument.
     insert: StoreStatement,
     /// Inserts any record. Never prepared.
     insert_any: StoreStatement,

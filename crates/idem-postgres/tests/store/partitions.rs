@@ -38,6 +38,13 @@ async fn until_waiting(schema: &Schema, count: i64) {
     tokio::time::timeout(Duration::from_secs(20), reached).await.expect("nobody waits");
 }
 
+/// A session that spreads the records over partitions, and has not committed.
+async fn begin_partitioning(schema: &Schema) -> PgConnection {
+    let mut session = connection().await;
+    sql(&mut session, format!("BEGIN;{}", idem_postgres::partitioning(&schema.name, HOUR).unwrap())).await;
+    session
+}
+
 async fn rows(schema: &Schema) -> i64 {
     number(&mut connection().await, format!("SELECT count(*) FROM {}.idem_records", schema.name)).await
 }
@@ -47,9 +54,7 @@ async fn two_acquires_that_wait_for_the_partitioning_make_one_record() {
     let schema = Schema::new();
     let one = PostgresStore::open(patient(schema.config())).await.unwrap();
     let other = PostgresStore::open(patient(schema.config())).await.unwrap();
-    // Another session spreads the records over partitions, and has not committed.
-    let mut conversion: PgConnection = connection().await;
-    sql(&mut conversion, format!("BEGIN;{}", idem_postgres::partitioning(&schema.name, HOUR).unwrap())).await;
+    let mut conversion = begin_partitioning(&schema).await;
     let first = request();
     let acquires: Vec<_> = [&one, &other]
         .into_iter()
@@ -76,8 +81,7 @@ async fn a_repeat_that_waits_for_the_partitioning_gets_the_first_answer() {
     // The session of this run keeps the lookup prepared.
     let Begin::Acquired { transaction, .. } = store.begin(&first).await.unwrap() else { panic!() };
     assert_eq!(transaction.finish(&completed(), KEPT, Writes::Keep).await.unwrap(), OwnerOutcome::Applied);
-    let mut conversion: PgConnection = connection().await;
-    sql(&mut conversion, format!("BEGIN;{}", idem_postgres::partitioning(&schema.name, HOUR).unwrap())).await;
+    let mut conversion = begin_partitioning(&schema).await;
     let repeat = {
         let (store, request) = (store.clone(), repeat_of(&first));
         tokio::spawn(async move { store.begin(&request).await.unwrap() })
@@ -97,8 +101,7 @@ async fn a_run_that_began_before_the_partitioning_is_settled_after_it() {
     let store = PostgresStore::open(patient(schema.config())).await.unwrap();
     let first = request();
     let Begin::Acquired { transaction, .. } = store.begin(&first).await.unwrap() else { panic!() };
-    let mut conversion: PgConnection = connection().await;
-    sql(&mut conversion, format!("BEGIN;{}", idem_postgres::partitioning(&schema.name, HOUR).unwrap())).await;
+    let mut conversion = begin_partitioning(&schema).await;
     let finished = tokio::spawn(async move { transaction.finish(&completed(), KEPT, Writes::Keep).await });
     until_waiting(&schema, 1).await;
     sql(&mut conversion, "COMMIT").await;

@@ -87,9 +87,11 @@ async fn a_run_that_waited_for_a_lookup_leaves_the_limit_of_waits_as_it_was() {
     );
     let mut runs = 0;
     for lock in locks {
+        // It leaves an idle session. Without one, the operation is only looked up, and that meets the squatter's lock.
+        settle_in_transaction(&store, &request()).await;
         sql(&mut squatter, format!("SELECT pg_advisory_lock({lock})")).await;
-        let (beginning, request) = (store.clone(), repeat_of(&first));
-        let begun = tokio::spawn(async move { beginning.begin(&request).await.unwrap() });
+        let (beginning, repeat) = (store.clone(), repeat_of(&first));
+        let begun = tokio::spawn(async move { beginning.begin(&repeat).await.unwrap() });
         // The lock of the operation is not waited for.
         while !begun.is_finished() && number(&mut watch, waiting.clone()).await == 0 {
             tokio::task::yield_now().await;
