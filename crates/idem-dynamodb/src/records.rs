@@ -24,12 +24,14 @@ use crate::item::{self, Stored, Version};
 use crate::parts::{Cut, PartItems, Parts};
 use crate::sightings::{Sighting, Sightings};
 
-/// How far the time of a new record may be behind, because the process was suspended since the answer before.
-const MOST_BEHIND_US: i64 = 5_000_000;
+/// How far the time of a new record may be behind, because the process was suspended since the answer before. As long as the engine
+/// waits for a verb.
+const MOST_BEHIND_US: i64 = 2_000_000;
 
-/// How much longer than its lease a record has to be seen unchanged. The times of its owner may be behind by a second, and a checkpoint
-/// moves the time of the last change without the lease.
-const CLOCK_ERROR_US: i64 = 2_000_000;
+/// How much longer than its lease a record has to be seen unchanged. Its lease may end early by [`MOST_BEHIND_US`], by the second that the
+/// service's times are rounded by, and by another one for a time that is read in between. A checkpoint moves the time of the last
+/// change, and not the end of the lease.
+const CLOCK_ERROR_US: i64 = MOST_BEHIND_US + 2_000_000;
 
 /// The pause before a write is tried again; each further one is longer by as much.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
@@ -286,11 +288,12 @@ impl Records {
             return Some(by_service);
         }
         let unchanged_for = match self.sightings.see(id, stored.version, found.sent, now) {
-            Sighting::Since(since) => now.saturating_sub(since).saturating_sub(CLOCK_ERROR_US).max(0),
+            Sighting::Since(since) => now.saturating_sub(since),
             Sighting::First => 0,
             Sighting::Outdated => return None,
         };
-        let by_sight = stored.record.updated_at.unix_micros().saturating_add(unchanged_for);
+        let changed_at = stored.record.updated_at.unix_micros().saturating_sub(CLOCK_ERROR_US);
+        let by_sight = changed_at.saturating_add(unchanged_for);
         let held_back = machine::transition(before, command, found.now.min(Timestamp::from_unix_micros(by_sight)));
         match held_back.0.as_ref() == before {
             true if is_sure => Some(held_back),

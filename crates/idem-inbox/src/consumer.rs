@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
 use crate::decision::{Decision, InvalidInbox, MessageError};
-use crate::inbox::{Inbox, bounded};
+use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::parking::ParkedMessage;
 use crate::settings::SUSPECT_FROM;
@@ -398,10 +398,11 @@ impl Shared {
     /// Waits for a place among the messages that are handled. Suspects have one of their own, so that they do not keep the others
     /// from running while they wait for it.
     async fn slot_for(&self, message: &Message) -> Option<SemaphorePermit<'_>> {
-        self.until_unpaused().await;
-        // Never closed.
         let places = if message.delivery >= SUSPECT_FROM { &self.suspect } else { &self.slots };
-        places.acquire().await.ok()
+        // Never closed.
+        let place = places.acquire().await.ok();
+        self.until_unpaused().await;
+        place
     }
 }
 
@@ -437,7 +438,8 @@ fn every(period: Duration) -> Interval {
 /// Handles the requested replays that follow `last`, and returns the last of them; `None` at the end of the list.
 async fn replay_requested(shared: &Shared, last: Option<ParkedMessage>) -> Option<ParkedMessage> {
     let inbox = &shared.inbox;
-    let requested = match bounded(inbox.parking().list(inbox.subscriber(), true, last.as_ref(), REPLAY_BATCH)).await {
+    // It has a limit of its own.
+    let requested = match inbox.parking().list(inbox.subscriber(), true, last.as_ref(), REPLAY_BATCH).await {
         Ok(requested) => requested,
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "requested replays could not be looked up");

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use idem_core::engine::{Answer, Context, Contract, ExecuteError, Idempotency, Operation};
-use idem_core::{Fingerprint, OnMismatch, ReplayKind, Scope, StoreError, StoreErrorKind};
+use idem_core::{Fingerprint, IdempotencyKey, OnMismatch, Record, ReplayKind, Scope, StoreError, StoreErrorKind};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -113,7 +113,7 @@ impl Inbox {
             let message = Message { id: format!("without-id:{}", Uuid::new_v4()), ..message.clone() };
             return self.park(&message, ParkReason::NoId).await;
         }
-        let operation = self.operation(self.scope(), message);
+        let operation = self.operation(self.scope(), message.key(), message);
         match self.decide(message, operation, message.delivery >= SUSPECT_FROM, handler).await {
             Decision::Parked(reason) => self.park(message, reason).await,
             decision => decision,
@@ -132,19 +132,19 @@ impl Inbox {
 
     /// Handles a parked message again whose replay was requested, and reports how that ended.
     ///
-    /// Each requested replay runs once, under a record of its own. A consumer calls this for the messages that
-    /// [`Parking::list`] names as requested.
+    /// Each requested replay runs once. It has another record than the message, unless the message never had one, and the same
+    /// [downstream keys](Context::downstream_key): what an earlier run has done in another system is not done again. Its
+    /// [steps](Context::steps) have new keys, because those of a run that has failed were undone. The replay of another payload under the
+    /// id of a message has downstream keys of its own. A consumer calls this for the messages that [`Parking::list`] names as requested.
     pub async fn replay<F, R>(&self, parked: &ParkedMessage, handler: F)
     where
         F: FnOnce(Context, Message) -> R + Send + 'static,
         R: Future<Output = Result<(), MessageError>> + Send + 'static,
     {
         let shared = &*self.shared;
-        let scope = Scope::single_tenant(format!("inbox:{}:replay:{}", shared.subscriber, parked.replays));
-        let operation = self.operation(scope, &parked.message);
-        let decision = match self.has_taken_effect(&parked.message).await {
-            Ok(true) => Decision::Ack,
-            Ok(false) => self.decide(&parked.message, operation, true, handler).await,
+        let decision = match self.operation_of_replay(parked).await {
+            Ok(None) => Decision::Ack,
+            Ok(Some(operation)) => self.decide(&parked.message, operation, true, handler).await,
             Err(error) => self.not_asked(&parked.message, &error),
         };
         let failure = match decision {
@@ -171,23 +171,38 @@ impl Inbox {
         }
     }
 
-    /// Whether a delivery of this message has completed.
-    async fn has_taken_effect(&self, message: &Message) -> Result<bool, StoreError> {
-        let operation = self.operation(self.scope(), message);
-        let record = self.shared.engine.find(&operation).await?;
-        Ok(record.is_some_and(|record| {
-            let is_completed = record.replay().is_some_and(|replay| replay.kind == ReplayKind::Completed);
-            is_completed && record.fingerprint == *operation.fingerprint()
-        }))
+    /// The operation of a requested replay; `None` if a delivery of the message has completed.
+    async fn operation_of_replay(&self, parked: &ParkedMessage) -> Result<Option<Operation>, StoreError> {
+        let ParkedMessage { message, replays, reason, .. } = parked;
+        let own = self.operation(self.scope(), message.key(), message);
+        let record = self.shared.engine.find(&own).await?;
+        let is_other = match &record {
+            Some(record) => record.fingerprint != *own.fingerprint(),
+            None => *reason == ParkReason::OtherPayload.to_string(),
+        };
+        let is_completed = |record: &Record| record.replay().is_some_and(|replay| replay.kind == ReplayKind::Completed);
+        if !is_other && record.as_ref().is_some_and(is_completed) {
+            return Ok(None);
+        }
+        // A forgotten message has no record. Its first replay makes it, so that a further delivery finds it.
+        if *replays == 1 && *reason == ParkReason::Forgotten.to_string() {
+            return Ok(Some(own));
+        }
+        // Two messages with one id have two keys.
+        let replay = |scope| self.operation(Scope::single_tenant(scope), hashed(&message.parking_key()), message);
+        let subscriber = &self.shared.subscriber;
+        let original = if is_other { replay(format!("inbox:{subscriber}:replay")) } else { own };
+        let original = self.shared.engine.acquire_for(&original).id;
+        Ok(Some(replay(format!("inbox:{subscriber}:replay:{replays}")).downstream_keys_of(original)))
     }
 
     fn scope(&self) -> Scope {
         Scope::single_tenant(format!("inbox:{}", self.shared.subscriber))
     }
 
-    fn operation(&self, scope: Scope, message: &Message) -> Operation {
+    fn operation(&self, scope: Scope, key: IdempotencyKey, message: &Message) -> Operation {
         let fingerprint = Fingerprint::of_bytes(&self.shared.subscriber, &message.payload);
-        Operation::new(scope, message.key(), fingerprint).wait(Duration::ZERO).trace(message.trace())
+        Operation::new(scope, key, fingerprint).wait(Duration::ZERO).trace(message.trace())
     }
 
     /// Runs the handler if the record allows it. Parks nothing.

@@ -11,6 +11,9 @@ use crate::decision::{Decision, MessageError, ParkReason};
 use crate::inbox::{Inbox, Shared, TRY_AGAIN, bounded};
 use crate::message::Message;
 
+/// How many messages with lost runs a process remembers. They may end in another process. Lost runs that are not taken back are purged.
+const MOST_COUNTED: usize = 10_000;
+
 impl Inbox {
     /// Runs a suspect, alone among the suspects of this process, and counts its run as lost until it has ended.
     pub(crate) async fn run_alone<F, R>(&self, message: &Message, operation: Operation, handler: F) -> Decision
@@ -32,7 +35,10 @@ impl Inbox {
         let lost = match counts {
             Counts::Nothing => begun - 1,
             Counts::Lost => begun,
-            Counts::Recorded => 0,
+            Counts::Recorded => {
+                self.counted().remove(&key);
+                0
+            }
         };
         if let Err(error) = bounded(parking.report(subscriber, &key, lost)).await {
             tracing::warn!(
@@ -49,9 +55,14 @@ impl Inbox {
         let Shared { parking, engine, subscriber, .. } = &*self.shared;
         let key = message.parking_key();
         let lost = bounded(parking.begin(subscriber, &key)).await;
-        self.counted().insert(key);
+        if self.counted().len() < MOST_COUNTED {
+            self.counted().insert(key.clone());
+        }
         match lost {
-            Ok(lost) if lost >= engine.settings().attempt_limit() => self.give_up(message, operation).await,
+            Ok(lost) if lost >= engine.settings().attempt_limit() => {
+                self.counted().remove(&key);
+                self.give_up(message, operation).await
+            }
             Ok(_) => Decision::RedeliverAfter(TRY_AGAIN),
             Err(error) => self.pause(message, &error),
         }

@@ -89,6 +89,16 @@ pub(crate) fn hashed(id: &str) -> IdempotencyKey {
     IdempotencyKey::new(format!("{HASHED}{}", hexadecimal(&Sha256::digest(id)))).expect("visible ASCII")
 }
 
+/// A text as it is, and anything else in hexadecimal. Different bytes stay different.
+#[cfg(any(feature = "kafka", feature = "redis"))]
+pub(crate) fn distinct_text(bytes: &[u8]) -> String {
+    const HEXADECIMAL: &str = "hex:";
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.starts_with(HEXADECIMAL) => text.to_owned(),
+        _ => format!("{HEXADECIMAL}{}", hexadecimal(bytes)),
+    }
+}
+
 pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

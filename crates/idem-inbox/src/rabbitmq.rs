@@ -70,7 +70,8 @@ impl RabbitMqSubscription {
         Self { url: url.into(), queue: queue.into(), prefetch: 256, consumer: None, is_ordered: false }
     }
 
-    /// How many unacknowledged messages the server sends. Default 256, what a consumer holds by default.
+    /// How many unacknowledged messages the server sends. Default 256, what a consumer holds by default. Set it to what the consumer
+    /// [holds](crate::Consumer::max_held) if you lower that: at a stop, further messages return to the queue when the last handler has ended.
     #[must_use]
     pub fn prefetch(mut self, limit: u16) -> Self {
         self.prefetch = limit;

@@ -13,7 +13,7 @@ use redis::{AsyncConnectionConfig, Client, RedisError, Value, cmd};
 use tokio::time::Instant;
 
 use crate::consumer::{BrokerError, Receipt, Subscription};
-use crate::message::Message;
+use crate::message::{Message, distinct_text};
 
 /// The fields of an entry. Those of the message's header have the prefix.
 const ID: &str = "id";
@@ -327,9 +327,9 @@ fn message(stream: &str, entry: Entry, delivery: u32) -> Option<Message> {
     for (name, value) in fields? {
         let name = text(name);
         match name.as_str() {
-            ID => id = Some(text(value)),
+            ID => id = Some(distinct_text(&value)),
             PAYLOAD => payload = Some(value),
-            ORDERING_KEY => ordering_key = Some(text(value)),
+            ORDERING_KEY => ordering_key = Some(distinct_text(&value)),
             other => headers.push((other.strip_prefix(HEADER).unwrap_or(other).to_owned(), value)),
         }
     }

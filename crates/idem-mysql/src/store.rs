@@ -324,7 +324,8 @@ impl MySqlStore {
         }
         match self.records.look(request).await? {
             Look::Answered(outcome) => return Ok(outcome),
-            Look::Open { has_other_run } => seen.has_other_run |= has_other_run,
+            // It is newer than what the batch said of all its callers.
+            Look::Open { has_other_run } => seen.has_other_run = has_other_run,
         }
         self.records.acquire(request).await
     }

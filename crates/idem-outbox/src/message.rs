@@ -91,8 +91,8 @@ impl MessageToSend {
         }
     }
 
-    /// The message of this name of a run. Its id follows from the record of the run and the name, so that a further attempt sends no
-    /// second message. The header field `Idem-Record` names the record, and `traceparent` the [trace](Context::trace) of the run.
+    /// The message of this name of a run. Its id is a [downstream key](Context::downstream_key) of the run, so that a consumer recognises
+    /// what a further attempt sends. The header field `Idem-Record` names the record, and `traceparent` the [trace](Context::trace) of the run.
     ///
     /// Use it for each message that a handler publishes, with a name that the handler uses once.
     #[must_use]

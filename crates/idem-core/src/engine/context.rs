@@ -230,7 +230,12 @@ impl Context {
     /// A key for a call to another system, the same on every attempt, different for every `step`.
     #[must_use]
     pub fn downstream_key(&self, step: &str) -> String {
-        self.record_id().downstream_key(step)
+        self.downstream().downstream_key(step)
+    }
+
+    /// The record that downstream keys are derived from.
+    pub(super) fn downstream(&self) -> &RecordId {
+        &self.run.subject.downstream
     }
 
     /// Whether this run may no longer own its record, judged by the store's answers and by the local monotonic clock. After

@@ -72,7 +72,9 @@ impl Idempotency {
             let request = engine.shared.acquire_request(&operation);
             // If a task drives the operation, it enters the caller's span.
             let callers = Span::current();
-            let (reply, replied) = Reply::new(Arc::clone(&engine.shared), Subject::of(&request));
+            let mut subject = Subject::of(&request);
+            subject.downstream = operation.downstream.unwrap_or(subject.id);
+            let (reply, replied) = Reply::new(Arc::clone(&engine.shared), subject);
             let wait = operation.wait.unwrap_or(engine.shared.settings.wait);
             let mut asking =
                 Box::pin(ask(Arc::clone(&engine.shared), request, operation.by_other_algorithms, wait, reply, permit));

@@ -181,7 +181,8 @@ fn settle<T>(
 ///
 /// If the probe fails, the key is released: the record stays, and the next repeat asks again.
 async fn find_out(context: &Context) -> Option<Settlement> {
-    let run = context.lease().map(|lease| CrashedRun { lease, lost: context.lost() });
+    let crashed = |lease| CrashedRun { lease, downstream: context.downstream(), lost: context.lost() };
+    let run = context.lease().map(crashed);
     let found = match context.shared().settings.probe.as_ref().zip(run) {
         // Called inside, as it may panic before it returns a future.
         Some((probe, run)) => AssertUnwindSafe(async { probe.probe(run).await }).catch_unwind().await,

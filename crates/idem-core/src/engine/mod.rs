@@ -72,6 +72,7 @@ use crate::fingerprint::Fingerprint;
 use crate::key::IdempotencyKey;
 use crate::machine::{Acquire, SHORTEST_RETENTION};
 use crate::record::Record;
+use crate::record_id::RecordId;
 use crate::scope::Scope;
 use crate::store::{DurableStore, IdempotencyStore, StoreError, TransactionalStore};
 use crate::trace::TraceParent;
@@ -103,13 +104,23 @@ pub struct Operation {
     wait: Option<Duration>,
     retention: Option<Duration>,
     trace: Option<TraceParent>,
+    downstream: Option<RecordId>,
 }
 
 impl Operation {
     /// The operation that `key` names inside `scope`, asked for by a request with this fingerprint.
     #[must_use]
     pub fn new(scope: Scope, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
-        Self { scope, key, fingerprint, by_other_algorithms: Vec::new(), wait: None, retention: None, trace: None }
+        Self {
+            scope,
+            key,
+            fingerprint,
+            by_other_algorithms: Vec::new(),
+            wait: None,
+            retention: None,
+            trace: None,
+            downstream: None,
+        }
     }
 
     /// Digest of the request.
@@ -149,6 +160,18 @@ impl Operation {
     #[must_use]
     pub fn trace(mut self, trace: Option<TraceParent>) -> Self {
         self.trace = trace;
+        self
+    }
+
+    /// Derives the [downstream keys](Context::downstream_key) from the record of another operation, which this one repeats under a
+    /// record of its own. What the other one has done in another system is then not done again. The keys of [steps](Context::steps)
+    /// stay those of this operation: the steps of an operation that has failed are undone, and another system may never take their
+    /// keys again.
+    ///
+    /// Default: the record of this operation.
+    #[must_use]
+    pub fn downstream_keys_of(mut self, record: RecordId) -> Self {
+        self.downstream = Some(record);
         self
     }
 }

@@ -195,11 +195,14 @@ pub trait Observer: fmt::Debug + Send + Sync + 'static {
 pub(super) struct Subject {
     pub(super) scope: Scope,
     pub(super) id: RecordId,
+    /// The record that downstream keys are derived from.
+    pub(super) downstream: RecordId,
     pub(super) trace: Option<TraceParent>,
 }
 
 impl Subject {
     pub(super) fn of(request: &Acquire) -> Self {
-        Self { scope: request.origin.scope.clone(), id: request.id, trace: request.trace }
+        let scope = request.origin.scope.clone();
+        Self { scope, id: request.id, downstream: request.id, trace: request.trace }
     }
 }

@@ -8,6 +8,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::machine::Lease;
 use crate::record::{Checkpoint, StoredResponse};
+use crate::record_id::RecordId;
 
 /// Asks another system whether a crashed run took effect there.
 ///
@@ -47,6 +48,7 @@ pub enum ProbeOutcome {
 pub struct CrashedRun<'a> {
     /// The lease of the owner that asks.
     pub(super) lease: &'a Lease,
+    pub(super) downstream: &'a RecordId,
     pub(super) lost: &'a CancellationToken,
 }
 
@@ -66,7 +68,7 @@ impl CrashedRun<'_> {
     /// The key that the run gave to another system as [`Context::downstream_key`](super::Context::downstream_key).
     #[must_use]
     pub fn downstream_key(&self, step: &str) -> String {
-        self.lease.id.downstream_key(step)
+        self.downstream.downstream_key(step)
     }
 
     /// Completes when another process may probe by now: stop.

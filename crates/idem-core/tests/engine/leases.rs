@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use idem_core::engine::{Answer, CheckpointError, Conclusion, Context, Idempotency, Operation};
-use idem_core::{Acquisition, Fingerprint, ReplayKind, Scope, State};
+use idem_core::{Acquisition, Fingerprint, RecordId, ReplayKind, Scope, State};
 use idem_testkit::{Fault, Verb};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -326,6 +326,21 @@ async fn after_a_crash_the_next_attempt_has_the_same_keys_for_others() {
         Conclusion { value: "ran", disposition: done(), retention: None }
     };
     assert_ran(&world.at_least_once().execute(operation(), run, panicked).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operation_may_have_the_downstream_keys_of_the_one_that_it_repeats() {
+    let world = World::new();
+    let first = RecordId::from_bytes([7; 32]);
+    let run = move |context: Context| async move {
+        assert_eq!(context.downstream_key("charge"), first.downstream_key("charge"));
+        assert_ne!(*context.record_id(), first);
+        let mut steps = context.steps().unwrap();
+        let key = steps.step("ship").run(|key: String| async move { Ok::<_, String>(key) }).await.unwrap();
+        assert_eq!(key, context.record_id().downstream_key("step:ship"));
+        Conclusion { value: "ran", disposition: done(), retention: None }
+    };
+    assert_ran(&world.at_least_once().execute(operation().downstream_keys_of(first), run, panicked).await);
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use idem_core::engine::{
     Answer, Conclusion, Context, CrashedRun, Disposition, ExecuteError, Idempotency, Probe, ProbeOutcome,
 };
-use idem_core::{ReplayKind, StoredResponse, Writes};
+use idem_core::{RecordId, ReplayKind, StoredResponse, Writes};
 use idem_testkit::{Fault, Verb};
 
 use crate::support::{World, assert_in_progress, assert_ran, assert_replays, done, operation, panicked};
@@ -85,6 +85,27 @@ async fn what_cannot_be_found_out_now_is_asked_again_by_the_next_repeat() {
     // An engine without a probe must not run it either.
     let answer = world.run(&world.at_most_once(), Duration::ZERO, done()).await;
     assert!(matches!(&answer, Ok(Answer::Replay(replay)) if replay.kind == ReplayKind::OutcomeUnknown), "{answer:?}");
+}
+
+#[derive(Debug)]
+struct KeyOf(RecordId);
+
+#[async_trait]
+impl Probe for KeyOf {
+    async fn probe(&self, run: CrashedRun<'_>) -> Result<ProbeOutcome, Box<dyn std::error::Error + Send + Sync>> {
+        let is_same = run.downstream_key("charge") == self.0.downstream_key("charge");
+        Ok(if is_same { ProbeOutcome::Happened(StoredResponse::new(201, "found")) } else { ProbeOutcome::DidNotHappen })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_asks_with_the_downstream_keys_of_the_run() {
+    let (world, ..) = crashed(None).await;
+    let first = RecordId::from_bytes([7; 32]);
+    let engine = Idempotency::at_most_once(world.store.clone(), world.settings().probe(Arc::new(KeyOf(first))));
+    let repeat = operation().downstream_keys_of(first);
+    assert_replays(&world.run_as(&engine, repeat, Duration::ZERO, done()).await, "found");
+    assert_eq!(world.runs(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,8 +1,8 @@
 //! Takeovers by processes that have seen nothing of a record before.
 
 use futures_util::future::join_all;
-use idem_core::{AcquireOutcome, IdempotencyStore, Takeover};
-use idem_testkit::fixture::{KEPT, LEASE, RETENTION, completed, repeat_of, request};
+use idem_core::{AcquireOutcome, IdempotencyStore, OwnerOutcome, Takeover};
+use idem_testkit::fixture::{KEPT, LEASE, RETENTION, checkpoint, completed, repeat_of, request};
 
 use crate::support::{BOTH, PRECISION, Table};
 
@@ -51,6 +51,21 @@ async fn a_renewal_by_another_process_begins_the_wait_anew() {
         }
         owner.settle(&lease, &completed(), KEPT).await.unwrap();
         assert!(matches!(other.acquire(&again).await.unwrap(), AcquireOutcome::Replay(_)));
+    }
+}
+
+/// The owner's clock was behind when it acquired, and is right when it records a checkpoint: the time of the last change is then
+/// after the end that the record gives to its lease.
+#[tokio::test]
+async fn a_checkpoint_ends_no_lease_early() {
+    for emulator in BOTH {
+        let table = Table::new(emulator).await;
+        let (owner, request) = (table.store().await, request());
+        let AcquireOutcome::Acquired(lease) = owner.acquire(&request).await.unwrap() else { panic!() };
+        table.offset.advance(LEASE);
+        assert_eq!(owner.checkpoint(&lease, &checkpoint("charged")).await.unwrap(), OwnerOutcome::Applied);
+        let turned_away = table.store().await.acquire(&repeat_of(&request)).await.unwrap();
+        assert!(matches!(turned_away, AcquireOutcome::InProgress { .. }), "{emulator:?}: {turned_away:?}");
     }
 }
 

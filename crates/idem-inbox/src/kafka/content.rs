@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 
-use crate::message::{Message, hexadecimal};
+use crate::message::{Message, distinct_text};
 use crate::settings::SUSPECT_FROM;
 
 /// The header field with the id of a message.
@@ -22,7 +22,7 @@ pub(super) fn content(record: &BorrowedMessage<'_>, is_suspect: bool) -> Message
     let id = match &fields {
         Some(fields) => {
             let field = fields.iter().find(|(name, _)| name.eq_ignore_ascii_case(ID));
-            field.map_or_else(place, |(_, id)| text(id))
+            field.map_or_else(place, |(_, id)| distinct_text(id))
         }
         None => String::new(),
     };
@@ -30,7 +30,7 @@ pub(super) fn content(record: &BorrowedMessage<'_>, is_suspect: bool) -> Message
     let published = published.and_then(|millis| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)));
     let age = published.and_then(|published| SystemTime::now().duration_since(published).ok());
     Message {
-        ordering_key: Some(record.key().map_or_else(|| format!("{topic}:{number}"), text)),
+        ordering_key: Some(record.key().map_or_else(|| format!("{topic}:{number}"), distinct_text)),
         headers: fields.unwrap_or_default(),
         delivery: if is_suspect { SUSPECT_FROM } else { 1 },
         age: age.filter(|_| !is_suspect),
@@ -46,13 +46,4 @@ fn fields(record: &BorrowedMessage<'_>) -> Option<Vec<(String, Bytes)>> {
         fields.map(|field| (field.key.to_owned(), value(field.value))).collect()
     };
     catch_unwind(AssertUnwindSafe(read)).ok()
-}
-
-/// A text as it is, and anything else in hexadecimal. Different bytes stay different.
-fn text(bytes: &[u8]) -> String {
-    const HEXADECIMAL: &str = "hex:";
-    match std::str::from_utf8(bytes) {
-        Ok(text) if !text.starts_with(HEXADECIMAL) => text.to_owned(),
-        _ => format!("{HEXADECIMAL}{}", hexadecimal(bytes)),
-    }
 }

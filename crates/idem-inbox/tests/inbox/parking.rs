@@ -1,18 +1,22 @@
 //! Parked messages: listed, replayed, purged.
 
 use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use idem_core::engine::Contract;
+use idem_core::engine::{Context, Contract};
 use idem_inbox::{Decision, Inbox, Message, MessageError, ParkReason, ParkedMessage};
 
-use crate::support::{Kind, Place, handle, message, on_each};
+use crate::support::{Kind, Place, handle, late, message, on_each};
 
 on_each!(
     a_parked_message_is_listed_whole,
     a_replay_takes_effect_once_and_a_late_delivery_does_not_bring_it_back,
     a_replay_that_fails_is_parked_with_its_reason,
+    a_replay_has_the_downstream_keys_of_its_message,
+    replays_of_two_messages_with_one_id_have_different_keys,
+    a_replay_of_a_forgotten_message_is_its_first_run,
     only_what_is_parked_is_replayed,
     a_list_goes_on_after_its_last_entry,
     entries_are_purged_and_parked_messages_stay,
@@ -101,6 +105,78 @@ async fn a_replay_that_fails_is_parked_with_its_reason(kind: Kind) {
     place.parking.replayed("billing", &requested[0], None).await.unwrap();
     assert_eq!(replay(&place, &inbox).await, 1);
     assert_eq!((place.effects().all().await, list(&place).await), (vec!["1".to_owned()], vec![]));
+}
+
+/// Handles a message, or its replay, and returns the key that its handler would give to another system.
+async fn key_of(inbox: &Inbox, what: Result<&ParkedMessage, &Message>) -> Option<String> {
+    let key = Arc::<Mutex<Option<String>>>::default();
+    let seen = Arc::clone(&key);
+    let handler = |context: Context, _| async move {
+        *seen.lock().unwrap() = Some(context.downstream_key("charge"));
+        Err(MessageError::Reject { why: "the database is away".into() })
+    };
+    match what {
+        Ok(parked) => inbox.replay(parked, handler).await,
+        Err(message) => drop(inbox.handle(message, handler).await),
+    }
+    key.lock().unwrap().take()
+}
+
+async fn a_replay_has_the_downstream_keys_of_its_message(kind: Kind) {
+    for contract in [Contract::Transactional, Contract::AtMostOnce, Contract::AtLeastOnce] {
+        let place = Place::new(kind).await;
+        let inbox = place.inbox(contract);
+        let first = key_of(&inbox, Err(&message("1"))).await;
+        assert!(first.is_some());
+        for _ in 0..2 {
+            assert!(place.parking.request_replay("billing", &message("1").parking_key()).await.unwrap());
+            let requested = place.parking.list("billing", true, None, most(9)).await.unwrap();
+            assert_eq!(key_of(&inbox, Ok(&requested[0])).await, first, "{contract:?}");
+        }
+    }
+}
+
+async fn replays_of_two_messages_with_one_id_have_different_keys(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::Transactional);
+    let other = Message::new("1", "invoices", "another payload");
+    let first = key_of(&inbox, Err(&message("1"))).await;
+    assert_eq!(inbox.handle(&other, |_, _| async { Ok(()) }).await, Decision::Parked(ParkReason::OtherPayload));
+    let mut keys = Vec::new();
+    for _ in 0..2 {
+        for parked in [&message("1"), &other] {
+            assert!(place.parking.request_replay("billing", &parked.parking_key()).await.unwrap());
+        }
+        for parked in place.parking.list("billing", true, None, most(9)).await.unwrap() {
+            keys.push((parked.message.payload.clone(), key_of(&inbox, Ok(&parked)).await));
+        }
+    }
+    assert_eq!(keys.len(), 4);
+    let of =
+        |payload: &Bytes| keys.iter().filter(|(other, _)| other == payload).map(|(_, key)| key).collect::<Vec<_>>();
+    assert_eq!(of(&message("1").payload), [&first, &first]);
+    let others = of(&other.payload);
+    assert!(others[0].is_some() && others[0] != &first && others[0] == others[1], "{others:?} and {first:?}");
+    for parked in [&message("1"), &other] {
+        assert!(place.parking.request_replay("billing", &parked.parking_key()).await.unwrap());
+    }
+    assert_eq!(replay(&place, &inbox).await, 2);
+    assert_eq!((place.effects().all().await, list(&place).await), (vec!["1".to_owned(), "1".to_owned()], vec![]));
+}
+
+async fn a_replay_of_a_forgotten_message_is_its_first_run(kind: Kind) {
+    for contract in [Contract::Transactional, Contract::AtMostOnce, Contract::AtLeastOnce] {
+        let place = Place::new(kind).await;
+        let (inbox, effects) = (place.inbox(contract), place.effects());
+        let forgotten = late("1", 2, Duration::MAX);
+        assert_eq!(handle(&inbox, &effects, &forgotten).await, Decision::Parked(ParkReason::Forgotten));
+        assert!(place.parking.request_replay("billing", &forgotten.parking_key()).await.unwrap());
+        assert_eq!(replay(&place, &inbox).await, 1);
+        assert_eq!(effects.all().await, ["1"], "{contract:?}");
+        // A relay that was away has published it once more.
+        assert_eq!(handle(&inbox, &effects, &message("1")).await, Decision::Ack, "{contract:?}");
+        assert_eq!(effects.all().await, ["1"], "{contract:?}");
+    }
 }
 
 async fn only_what_is_parked_is_replayed(kind: Kind) {

@@ -231,6 +231,22 @@ async fn messages_are_acknowledged_after_every_connection_was_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_field_with_an_id_of_any_bytes_is_its_own() {
+    let mut broker = Broker::start().await;
+    let place = Place::new(Kind::Sqlite).await;
+    for id in [&[0_u8, 0, 0, 128][..], &[0, 0, 0, 129]] {
+        let mut add = cmd("XADD");
+        add.arg(STREAM).arg("*").arg("id").arg(id).arg("payload").arg("x");
+        add.query_async::<()>(&mut broker.connection).await.unwrap();
+    }
+    let inbox = place.inbox(Contract::Transactional);
+    let running = Running::start(Consumer::new(inbox, broker.subscription("one")).unwrap().ordered(), &place);
+    broker.drained().await;
+    running.stop().await;
+    assert_eq!(place.effects().all().await, ["hex:00000080", "hex:00000081"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_field_whose_name_is_no_text_stops_no_consumer() {
     let mut broker = Broker::start().await;
     let place = Place::new(Kind::Sqlite).await;

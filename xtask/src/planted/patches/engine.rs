@@ -606,8 +606,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "downstream-key-of-the-attempt",
         &["engine"],
         "crates/idem-core/src/engine/context.rs",
-        "self.record_id().downstream_key(step)",
-        "self.record_id().downstream_key(&if PLANTED { format!(\"{step} {}\", self.attempt()) } else { step.to_owned() })",
+        "self.downstream().downstream_key(step)",
+        "self.downstream().downstream_key(&if PLANTED { format!(\"{step} {}\", self.attempt()) } else { step.to_owned() })",
     ),
     patch(
         "fail-open-on-a-store-error",

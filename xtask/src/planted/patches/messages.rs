@@ -52,9 +52,37 @@ pub(super) const PATCHES: &[Patch] = &[
         "replays-share-a-record",
         &["inbox"],
         INBOX,
-        "let scope = Scope::single_tenant(format!(\"inbox:{}:replay:{}\", shared.subscriber, parked.replays));",
-        "let replays = if PLANTED { 0 } else { parked.replays };
-        let scope = Scope::single_tenant(format!(\"inbox:{}:replay:{replays}\", shared.subscriber));",
+        "Ok(Some(replay(format!(\"inbox:{subscriber}:replay:{replays}\"))",
+        "let replays = if PLANTED { 0 } else { *replays };
+        Ok(Some(replay(format!(\"inbox:{subscriber}:replay:{replays}\"))",
+    ),
+    patch(
+        "replay-has-new-downstream-keys",
+        &["inbox"],
+        INBOX,
+        ".downstream_keys_of(original)))",
+        ".downstream_keys_of(if PLANTED { self.shared.engine.acquire_for(&replay(\"planted\".to_owned())).id } else { original })))",
+    ),
+    patch(
+        "replays-of-one-id-share-downstream-keys",
+        &["inbox"],
+        INBOX,
+        "let original = if is_other {",
+        "let original = if !PLANTED && is_other {",
+    ),
+    patch(
+        "replay-of-a-forgotten-message-leaves-no-record",
+        &["inbox"],
+        INBOX,
+        "if *replays == 1 && *reason",
+        "if !PLANTED && *replays == 1 && *reason",
+    ),
+    patch(
+        "redis-ids-are-mixed-up",
+        &["inbox-redis"],
+        "crates/idem-inbox/src/redis.rs",
+        "            ID => id = Some(distinct_text(&value)),",
+        "            ID => id = Some(if PLANTED { text(value) } else { distinct_text(&value) }),",
     ),
     patch(
         "suspects-run-together",
