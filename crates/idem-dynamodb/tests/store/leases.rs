@@ -1,5 +1,7 @@
 //! Takeovers by processes that have seen nothing of a record before.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use idem_core::{AcquireOutcome, IdempotencyStore, OwnerOutcome, Takeover};
 use idem_testkit::fixture::{KEPT, LEASE, RETENTION, checkpoint, completed, repeat_of, request};
@@ -62,7 +64,8 @@ async fn a_checkpoint_ends_no_lease_early() {
         let table = Table::new(emulator).await;
         let (owner, request) = (table.store().await, request());
         let AcquireOutcome::Acquired(lease) = owner.acquire(&request).await.unwrap() else { panic!() };
-        table.offset.advance(LEASE);
+        // More than the second that times are rounded by.
+        table.offset.advance(LEASE + Duration::from_millis(1_500));
         assert_eq!(owner.checkpoint(&lease, &checkpoint("charged")).await.unwrap(), OwnerOutcome::Applied);
         let turned_away = table.store().await.acquire(&repeat_of(&request)).await.unwrap();
         assert!(matches!(turned_away, AcquireOutcome::InProgress { .. }), "{emulator:?}: {turned_away:?}");
