@@ -24,13 +24,11 @@ use crate::item::{self, Stored, Version};
 use crate::parts::{Cut, PartItems, Parts};
 use crate::sightings::{Sighting, Sightings};
 
-/// How far the time of a new record may be behind, because the process was suspended since the answer before. As long as the engine
-/// waits for a verb.
-const MOST_BEHIND_US: i64 = 2_000_000;
+/// How far the time of a new record may be behind, because the process was suspended since the answer before.
+const MOST_BEHIND_US: i64 = 5_000_000;
 
-/// How much longer than its lease a record has to be seen unchanged. Its lease may end early by [`MOST_BEHIND_US`], by the second that the
-/// service's times are rounded by, and by another one for a time that is read in between. A checkpoint moves the time of the last
-/// change, and not the end of the lease.
+/// How much longer than its lease a record has to be seen unchanged. The end of its lease may be early by [`MOST_BEHIND_US`], and by the
+/// second that the service's times are rounded by. A checkpoint moves the time of the last change, and not the end of the lease.
 const CLOCK_ERROR_US: i64 = MOST_BEHIND_US + 2_000_000;
 
 /// The pause before a write is tried again; each further one is longer by as much.

@@ -398,11 +398,10 @@ impl Shared {
     /// Waits for a place among the messages that are handled. Suspects have one of their own, so that they do not keep the others
     /// from running while they wait for it.
     async fn slot_for(&self, message: &Message) -> Option<SemaphorePermit<'_>> {
-        let places = if message.delivery >= SUSPECT_FROM { &self.suspect } else { &self.slots };
-        // Never closed.
-        let place = places.acquire().await.ok();
         self.until_unpaused().await;
-        place
+        // Never closed.
+        let places = if message.delivery >= SUSPECT_FROM { &self.suspect } else { &self.slots };
+        places.acquire().await.ok()
     }
 }
 

@@ -142,13 +142,19 @@ impl Inbox {
         R: Future<Output = Result<(), MessageError>> + Send + 'static,
     {
         let shared = &*self.shared;
-        let decision = match self.operation_of_replay(parked).await {
-            Ok(None) => Decision::Ack,
-            Ok(Some(operation)) => self.decide(&parked.message, operation, true, handler).await,
-            Err(error) => self.not_asked(&parked.message, &error),
+        let (decision, is_other) = match self.operation_of_replay(parked).await {
+            Ok(None) => (Decision::Ack, false),
+            Ok(Some((operation, is_other))) => (self.decide(&parked.message, operation, true, handler).await, is_other),
+            Err(error) => (self.not_asked(&parked.message, &error), false),
         };
         let failure = match decision {
             Decision::Ack => None,
+            // Another message has just made the record of this id. The next look finds that, and takes another record.
+            Decision::Parked(ParkReason::OtherPayload) => return,
+            // The next replay has to know that too.
+            Decision::Parked(reason) if is_other => {
+                Some(shortened(&format!("{}; its replay {reason}", ParkReason::OtherPayload)))
+            }
             Decision::Parked(reason) => Some(shortened(&reason.to_string())),
             Decision::RedeliverAfter(_) | Decision::Pause(_) => return,
         };
@@ -171,29 +177,31 @@ impl Inbox {
         }
     }
 
-    /// The operation of a requested replay; `None` if a delivery of the message has completed.
-    async fn operation_of_replay(&self, parked: &ParkedMessage) -> Result<Option<Operation>, StoreError> {
+    /// The operation of a requested replay, and whether its id is that of another message; `None` if a delivery of this message has
+    /// completed.
+    async fn operation_of_replay(&self, parked: &ParkedMessage) -> Result<Option<(Operation, bool)>, StoreError> {
         let ParkedMessage { message, replays, reason, .. } = parked;
         let own = self.operation(self.scope(), message.key(), message);
         let record = self.shared.engine.find(&own).await?;
-        let is_other = match &record {
-            Some(record) => record.fingerprint != *own.fingerprint(),
-            None => *reason == ParkReason::OtherPayload.to_string(),
-        };
+        let is_of_other = record.as_ref().is_some_and(|record| record.fingerprint != *own.fingerprint());
         let is_completed = |record: &Record| record.replay().is_some_and(|replay| replay.kind == ReplayKind::Completed);
-        if !is_other && record.as_ref().is_some_and(is_completed) {
+        if !is_of_other && record.as_ref().is_some_and(is_completed) {
             return Ok(None);
         }
         // A forgotten message has no record. Its first replay makes it, so that a further delivery finds it.
-        if *replays == 1 && *reason == ParkReason::Forgotten.to_string() {
-            return Ok(Some(own));
+        let is_forgotten = *replays == 1 && *reason == ParkReason::Forgotten.to_string();
+        if is_forgotten && !is_of_other {
+            return Ok(Some((own, false)));
         }
+        // Later, the record of the other message may have expired.
+        let is_other = is_forgotten || reason.starts_with(&ParkReason::OtherPayload.to_string());
         // Two messages with one id have two keys.
         let replay = |scope| self.operation(Scope::single_tenant(scope), hashed(&message.parking_key()), message);
         let subscriber = &self.shared.subscriber;
         let original = if is_other { replay(format!("inbox:{subscriber}:replay")) } else { own };
         let original = self.shared.engine.acquire_for(&original).id;
-        Ok(Some(replay(format!("inbox:{subscriber}:replay:{replays}")).downstream_keys_of(original)))
+        let operation = replay(format!("inbox:{subscriber}:replay:{replays}")).downstream_keys_of(original);
+        Ok(Some((operation, is_other)))
     }
 
     fn scope(&self) -> Scope {

@@ -324,8 +324,7 @@ impl MySqlStore {
         }
         match self.records.look(request).await? {
             Look::Answered(outcome) => return Ok(outcome),
-            // It is newer than what the batch said of all its callers.
-            Look::Open { has_other_run } => seen.has_other_run = has_other_run,
+            Look::Open { has_other_run } => seen.has_other_run |= has_other_run,
         }
         self.records.acquire(request).await
     }

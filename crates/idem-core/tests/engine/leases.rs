@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use idem_core::engine::{Answer, CheckpointError, Conclusion, Context, Idempotency, Operation};
-use idem_core::{Acquisition, Fingerprint, RecordId, ReplayKind, Scope, State};
+use idem_core::engine::{
+    Answer, CheckpointError, Conclusion, Context, Disposition, ErrorMeaning, Idempotency, Operation, StepError,
+    StepToUndo,
+};
+use idem_core::{Acquisition, Fingerprint, RecordId, ReplayKind, Scope, State, StoredResponse};
 use idem_testkit::{Fault, Verb};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -337,8 +340,21 @@ async fn an_operation_may_have_the_downstream_keys_of_the_one_that_it_repeats() 
         assert_ne!(*context.record_id(), first);
         let mut steps = context.steps().unwrap();
         let key = steps.step("ship").run(|key: String| async move { Ok::<_, String>(key) }).await.unwrap();
+        let expected = context.record_id().downstream_key("undo:pay");
+        let undo = |step: StepToUndo<u32>| async move {
+            assert_eq!(step.key, expected);
+            Ok::<_, String>(())
+        };
         assert_eq!(key, context.record_id().downstream_key("step:ship"));
-        Conclusion { value: "ran", disposition: done(), retention: None }
+        steps.step("pay").undo(undo).run(|_| async { Ok::<_, String>(1_u32) }).await.unwrap();
+        let refused = |_: String| async { Err::<u32, _>("refused") };
+        let failed = steps.step("tell").run_classified(|_| ErrorMeaning::Final, refused).await;
+        assert!(matches!(failed, Err(StepError::Failed { .. })), "{failed:?}");
+        Conclusion {
+            value: "ran",
+            disposition: Disposition::Fail { response: StoredResponse::new(402, "refused") },
+            retention: None,
+        }
     };
     assert_ran(&world.at_least_once().execute(operation().downstream_keys_of(first), run, panicked).await);
 }

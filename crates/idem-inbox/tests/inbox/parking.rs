@@ -17,6 +17,7 @@ on_each!(
     a_replay_has_the_downstream_keys_of_its_message,
     replays_of_two_messages_with_one_id_have_different_keys,
     a_replay_of_a_forgotten_message_is_its_first_run,
+    two_forgotten_messages_with_one_id_are_both_replayed,
     only_what_is_parked_is_replayed,
     a_list_goes_on_after_its_last_entry,
     entries_are_purged_and_parked_messages_stay,
@@ -177,6 +178,28 @@ async fn a_replay_of_a_forgotten_message_is_its_first_run(kind: Kind) {
         assert_eq!(handle(&inbox, &effects, &message("1")).await, Decision::Ack, "{contract:?}");
         assert_eq!(effects.all().await, ["1"], "{contract:?}");
     }
+}
+
+async fn two_forgotten_messages_with_one_id_are_both_replayed(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (inbox, effects) = (place.inbox(Contract::Transactional), place.effects());
+    let mut other = late("1", 2, Duration::MAX);
+    other.payload = "another payload".into();
+    for forgotten in [&late("1", 2, Duration::MAX), &other] {
+        assert_eq!(handle(&inbox, &effects, forgotten).await, Decision::Parked(ParkReason::Forgotten));
+        assert!(place.parking.request_replay("billing", &forgotten.parking_key()).await.unwrap());
+    }
+    let requested = place.parking.list("billing", true, None, most(9)).await.unwrap();
+    let first = key_of(&inbox, Ok(&requested[0])).await;
+    let second = key_of(&inbox, Ok(&requested[1])).await;
+    assert!(first.is_some() && second.is_some() && first != second, "{first:?} {second:?}");
+    for parked in &requested {
+        assert!(place.parking.request_replay("billing", &parked.message.parking_key()).await.unwrap());
+    }
+    let requested = place.parking.list("billing", true, None, most(9)).await.unwrap();
+    assert_eq!(requested[1].reason, format!("{}; its replay failed: the database is away", ParkReason::OtherPayload));
+    assert_eq!(key_of(&inbox, Ok(&requested[0])).await, first);
+    assert_eq!(key_of(&inbox, Ok(&requested[1])).await, second);
 }
 
 async fn only_what_is_parked_is_replayed(kind: Kind) {

@@ -52,16 +52,16 @@ pub(super) const PATCHES: &[Patch] = &[
         "replays-share-a-record",
         &["inbox"],
         INBOX,
-        "Ok(Some(replay(format!(\"inbox:{subscriber}:replay:{replays}\"))",
+        "let operation = replay(format!(\"inbox:{subscriber}:replay:{replays}\"))",
         "let replays = if PLANTED { 0 } else { *replays };
-        Ok(Some(replay(format!(\"inbox:{subscriber}:replay:{replays}\"))",
+        let operation = replay(format!(\"inbox:{subscriber}:replay:{replays}\"))",
     ),
     patch(
         "replay-has-new-downstream-keys",
         &["inbox"],
         INBOX,
-        ".downstream_keys_of(original)))",
-        ".downstream_keys_of(if PLANTED { self.shared.engine.acquire_for(&replay(\"planted\".to_owned())).id } else { original })))",
+        ".downstream_keys_of(original);",
+        ".downstream_keys_of(if PLANTED { self.shared.engine.acquire_for(&replay(format!(\"{replays}\"))).id } else { original });",
     ),
     patch(
         "replays-of-one-id-share-downstream-keys",
@@ -74,8 +74,8 @@ pub(super) const PATCHES: &[Patch] = &[
         "replay-of-a-forgotten-message-leaves-no-record",
         &["inbox"],
         INBOX,
-        "if *replays == 1 && *reason",
-        "if !PLANTED && *replays == 1 && *reason",
+        "if is_forgotten && !is_of_other {",
+        "if !PLANTED && is_forgotten && !is_of_other {",
     ),
     patch(
         "redis-ids-are-mixed-up",

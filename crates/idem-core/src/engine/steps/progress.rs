@@ -304,7 +304,7 @@ impl Steps {
     ) -> Result<(), StepError> {
         let (failed, step_name) = (failed.step.clone(), step.to_owned());
         self.hold(step)?;
-        let key = self.context.downstream_key(&format!("undo:{step}"));
+        let key = self.context.record_id().downstream_key(&format!("undo:{step}"));
         // Called inside, as it may panic before it returns a future.
         let undone = AssertUnwindSafe(async move { undoing(key, result).await }).catch_unwind().await;
         let undone = undone.unwrap_or_else(|_| Err("its undo panicked".to_owned()));
