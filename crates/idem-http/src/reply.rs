@@ -80,7 +80,8 @@ impl HttpPolicy {
         }
     }
 
-    /// The answer to a repeat of a settled operation: the stored response, byte for byte, and the field that marks replays.
+    /// The answer to a repeat of a settled operation: the stored response, byte for byte, and the field that marks replays. Stored fields
+    /// that would frame the message, such as `Content-Length`, are left out.
     /// The stored fields decide whether caches may keep it.
     #[must_use]
     pub fn replay(&self, replay: &Replay) -> Reply {
@@ -92,7 +93,10 @@ impl HttpPolicy {
         let mut reply = match (replay.kind, body) {
             (ReplayKind::OutcomeUnknown, _) => self.problem(&Problem::new(ProblemKind::OutcomeUnknown)),
             (_, StoredBody::Retained(body)) => {
-                let headers = headers.iter().map(|field| (field.name.clone(), field.value.clone())).collect();
+                // No integration stores such a field. A record that something else wrote may have one.
+                let is_sent = |field: &&HeaderField| !std::str::from_utf8(&field.name).is_ok_and(is_framing);
+                let headers = headers.iter().filter(is_sent);
+                let headers = headers.map(|field| (field.name.clone(), field.value.clone())).collect();
                 Reply { status: *status, headers, body: body.clone(), problem: None }
             }
             (_, StoredBody::NotRetained) => {

@@ -3,7 +3,9 @@
 //! The secret is a part of each page's path. Browsers send a cookie to every port of this machine, so another user's server could read it.
 
 use std::error::Error;
+use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -16,7 +18,10 @@ use clap::Args;
 use http::request::Parts;
 use http::{StatusCode, header};
 use idem_console::{Access, Console, Permissions};
-use idem_core::{Inspect, Operate, OwnerToken};
+use idem_core::{
+    Erase, EraseOutcome, Inspect, Operate, OwnerToken, Repair, RepairNote, Resolve, ResolveOutcome, StateName,
+    StoreError, StoreErrorKind,
+};
 
 use crate::Ended;
 use crate::commands::sealed;
@@ -53,6 +58,43 @@ impl Access for Permitted {
     }
 }
 
+/// Repairs no record whose answer the application could not read.
+struct Readable {
+    store: Arc<dyn Store>,
+    unproven: bool,
+}
+
+impl fmt::Debug for Readable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Readable").field("unproven", &self.unproven).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Operate for Readable {
+    async fn resolve(&self, request: &Resolve) -> Result<ResolveOutcome, StoreError> {
+        self.store.resolve(request).await
+    }
+
+    async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError> {
+        self.store.erase(request).await
+    }
+
+    /// Notes a repair. The first note comes before the change, so a repair that is refused here changes and leaves nothing.
+    async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
+        let has_answer = note.resolution != StateName::OutcomeUnknown.as_str();
+        if note.outcome.is_none() && has_answer {
+            let readable = sealed::expect_readable(&*self.store, Some(note.record), self.unproven).await;
+            readable.map_err(|error| StoreError::new(StoreErrorKind::Misconfigured, error.to_string()))?;
+        }
+        self.store.note(note).await
+    }
+
+    async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {
+        self.store.repairs(limit).await
+    }
+}
+
 pub(crate) async fn run(store: Box<dyn Store>, options: &Options) -> Result<Ended, Box<dyn Error>> {
     if !options.listen.ip().is_loopback() {
         let advice = "mount the crate idem-console behind the login of your application instead";
@@ -66,7 +108,8 @@ pub(crate) async fn run(store: Box<dyn Store>, options: &Options) -> Result<Ende
     let permissions = if options.answers { permissions.and_answers() } else { permissions };
     let permissions = if options.read_only { permissions } else { permissions.and_resolve() };
     let store: Arc<dyn Store> = store.into();
-    let (inspect, operate): (Arc<dyn Inspect>, Arc<dyn Operate>) = (store.clone(), store);
+    let operate = Readable { store: store.clone(), unproven: options.dangerous_unverified_key };
+    let (inspect, operate): (Arc<dyn Inspect>, Arc<dyn Operate>) = (store, Arc::new(operate));
     let console = Console::new(inspect, operate, Arc::new(Permitted(permissions)));
     let listener = tokio::net::TcpListener::bind(options.listen).await?;
     let (address, path) = (listener.local_addr()?, format!("/{}", token(&OwnerToken::random())));

@@ -18,6 +18,10 @@ use crate::output::{say, say_json, token};
 use crate::store::Store;
 use crate::{Ended, with_causes};
 
+/// Header fields about a connection. With the length of another body, the next answer on the connection could not be found.
+const OF_CONNECTION: [&str; 8] =
+    ["connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
+
 /// What to say of which record.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -259,7 +263,16 @@ impl Answer {
                 .then(|| HeaderField { name: name.to_ascii_lowercase().into(), value: value.trim().to_owned().into() })
         };
         let headers: Option<Vec<_>> = self.headers.iter().map(field).collect();
-        let headers = headers.ok_or("a header field must have the form `name: value`")?.into();
+        let headers: Vec<HeaderField> = headers.ok_or("a header field must have the form `name: value`")?;
+        let of_connection = |field: &&HeaderField| OF_CONNECTION.iter().any(|name| *field.name == *name.as_bytes());
+        if let Some(field) = headers.iter().find(of_connection) {
+            let name = String::from_utf8_lossy(&field.name);
+            return Err(format!(
+                "leave out the header field `{name}`: it describes a connection, and each repeat has its own"
+            )
+            .into());
+        }
+        let headers = headers.into();
         Ok(Some(StoredResponse { status, headers, body: StoredBody::Retained(body.into()), trace: None }))
     }
 }

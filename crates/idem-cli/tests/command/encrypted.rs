@@ -4,11 +4,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use idem_core::{AcquireOutcome, Checkpoint, IdempotencyStore as _, Settlement, StoredBody, StoredResponse, Takeover};
+use idem_core::{
+    AcquireOutcome, Checkpoint, IdempotencyStore as _, ReplayKind, Settlement, StoredBody, StoredResponse, Takeover,
+};
 use idem_encryption::{EncryptedStore, EncryptionConfig, Keys};
 use idem_sqlite::SqliteStore;
 
-use crate::{File, HOUR, answer, complete, crash, idem, request};
+use crate::{Console, File, HOUR, answer, complete, crash, idem, request};
 
 const KEY: [u8; 32] = [0xab; 32];
 
@@ -70,6 +72,22 @@ async fn answers_are_opened_and_sealed_with_the_keys() {
     idem(&file.url, &["erase", "--no-front", "--principal", "acme", "--reason", "GDPR-7", "--yes"]).expect(0);
     let AcquireOutcome::Replay(replay) = answer(&store, &done).await else { panic!("it does not run again") };
     assert_eq!((replay.response.status, replay.response.body), (201, StoredBody::NotRetained));
+}
+
+/// Records are encrypted since the console has started.
+#[tokio::test]
+async fn a_console_without_keys_writes_no_answer_into_an_encrypted_store() {
+    let file = File::new().await;
+    let stuck = crash(&file.store, "stuck", Takeover::Unknown).await;
+    let console = Console::start(&file.url, &[]);
+    complete(&encrypted(&file), "done", StoredResponse::new(201, "secret")).await;
+    let unknown = console.resolve(&stuck.id, "as=outcome-unknown&reason=crashed");
+    assert!(unknown.starts_with("HTTP/1.1 303"), "{unknown}");
+    let refused = console.resolve(&stuck.id, "as=completed&status=201&body=plain&reason=r");
+    assert!(!refused.starts_with("HTTP/1.1 303") && refused.contains("are encrypted"), "{refused}");
+    let record = file.store.peek(&stuck.id).await.unwrap().unwrap();
+    assert_eq!(record.replay().unwrap().kind, ReplayKind::OutcomeUnknown);
+    assert!(!console.get(&format!("{}/repairs", console.secret), &[]).contains("completed"));
 }
 
 #[tokio::test]

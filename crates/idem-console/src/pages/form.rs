@@ -118,6 +118,11 @@ pub(super) fn form(
 }
 
 impl Asked {
+    /// Whether the form was made for another version of the record.
+    pub(super) fn is_about_another(&self, record: Option<&Record>) -> bool {
+        self.seen.parse().is_ok_and(|seen: RecordVersion| record.is_none_or(|record| record.version() != seen))
+    }
+
     /// All that was entered, and the version that it is about.
     pub(super) fn content(&self) -> [&str; 7] {
         let Self { token: _, seen, state, reason, status, content_type, body, retry_after } = self;

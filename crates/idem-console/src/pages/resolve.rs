@@ -54,6 +54,10 @@ async fn resolved(
             return Err(forbidden("Nothing was changed: you may not resolve an operation as this."));
         }
         Ok((_, request)) => request,
+        // The form below would have the version of now, and what was entered was meant for another one.
+        Err(_) if asked.is_about_another(inspection.record.as_ref()) => {
+            return Err(unresolved(visit, &id, ResolveOutcome::Changed));
+        }
         Err(problem) => {
             let problem = format!("Nothing was changed: {problem}.");
             let entered = Entered { asked: Some(asked), problem: Some(&problem) };

@@ -199,10 +199,16 @@ async fn what_does_not_fit_is_refused_and_changes_nothing() {
     }
     assert_eq!(world.version(&id).await, before);
     assert!(world.get("bob", "/repairs").await.text.contains("No record was ever repaired"));
+    let old = world.form("ann", &id).await;
     let again = [("as", "retryable"), ("reason", "r"), ("status", "503"), ("retry_after", "90s")];
     assert_eq!(world.post("ann", &form, &again).await.status, StatusCode::SEE_OTHER);
     let waits = world.get("ann", &format!("/records/{id}")).await.text;
     assert!(waits.contains("ends in 1m 30s"), "{waits}");
+    // What is wrong in a form of an earlier version is not shown over the version of now.
+    let late = [("as", "completed"), ("reason", "r"), ("status", "abc")];
+    let answer = world.post("ann", &old, &late).await;
+    assert_eq!(answer.status, StatusCode::CONFLICT, "{}", answer.text);
+    assert!(!answer.text.contains("name=\"seen\""), "{}", answer.text);
 }
 
 #[tokio::test]

@@ -82,7 +82,8 @@ fn state_after(resolution: &Resolution) -> StateName {
 fn text_of(outcome: ResolveOutcome) -> &'static str {
     match outcome {
         ResolveOutcome::Resolved => "resolved",
-        ResolveOutcome::Changed => "changed meanwhile",
+        // An earlier try may have got no answer, and the operation may have run again since.
+        ResolveOutcome::Changed => "changed meanwhile, or resolved by an earlier try",
         ResolveOutcome::Refused(Refusal::Live) => "refused: live",
         ResolveOutcome::Refused(Refusal::Unfenced) => "refused: not unknown yet",
         ResolveOutcome::Refused(Refusal::Token) => "refused: no new action",

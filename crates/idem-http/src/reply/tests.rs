@@ -32,6 +32,16 @@ fn a_replay_is_byte_for_byte_what_was_stored_and_says_that_it_is_one() {
 }
 
 #[test]
+fn a_replay_has_no_stored_field_that_frames_the_message() {
+    let framed: &[(&str, &[u8])] = &[("content-length", b"9"), ("transfer-encoding", b"chunked"), ("x-kept", b"1")];
+    let reply =
+        HttpPolicy::new().replay(&replay(200, framed, StoredBody::Retained("whole".into()), ReplayKind::Completed));
+    let names: Vec<_> = reply.headers.iter().map(|(name, _)| &name[..]).collect();
+    assert!(names.contains(&&b"x-kept"[..]) && !names.contains(&&b"content-length"[..]), "{names:?}");
+    assert!(!names.contains(&&b"transfer-encoding"[..]), "{names:?}");
+}
+
+#[test]
 fn the_replay_header_can_have_another_name() {
     let policy = HttpPolicy::new().replay_header("X-Replay");
     let kept = policy.replay(&replay(200, &[], StoredBody::Retained(Bytes::new()), ReplayKind::Completed));
