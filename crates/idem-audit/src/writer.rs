@@ -82,8 +82,8 @@ impl AuditWriter {
     /// tried again every second, 30 times in all, and then dropped and counted. An error that is
     /// [permanent](AuditSink::is_permanent) drops the batch at once.
     ///
-    /// After `shutdown`, the queue is written for 10 seconds at most, and no batch is tried again. At the first failure, the rest is
-    /// dropped, counted and logged. Let `shutdown` complete after
+    /// After `shutdown`, the queue is written for 10 seconds at most. Only a batch that has failed before is tried again, once. At the
+    /// first failure, the rest is dropped, counted and logged. Let `shutdown` complete after
     /// [`Idempotency::shutdown`](idem_core::engine::Idempotency::shutdown), so that the last decisions are written.
     ///
     /// # Cancellation safety

@@ -28,7 +28,7 @@ use crate::sightings::{Sighting, Sightings};
 const MOST_BEHIND_US: i64 = 5_000_000;
 
 /// How much longer than its lease a record has to be seen unchanged. The end of its lease may be early by [`MOST_BEHIND_US`], and by the
-/// second that the service's times are rounded by. A checkpoint moves the time of the last change, and not the end of the lease.
+/// second that the service's times are rounded by; one second is to spare. A checkpoint moves the time of the last change, and not the end of the lease.
 const CLOCK_ERROR_US: i64 = MOST_BEHIND_US + 2_000_000;
 
 /// The pause before a write is tried again; each further one is longer by as much.

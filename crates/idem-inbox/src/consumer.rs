@@ -437,7 +437,7 @@ fn every(period: Duration) -> Interval {
 /// Handles the requested replays that follow `last`, and returns the last of them; `None` at the end of the list.
 async fn replay_requested(shared: &Shared, last: Option<ParkedMessage>) -> Option<ParkedMessage> {
     let inbox = &shared.inbox;
-    // It has a limit of its own.
+    // `list` ends within LIST_TIMEOUT.
     let requested = match inbox.parking().list(inbox.subscriber(), true, last.as_ref(), REPLAY_BATCH).await {
         Ok(requested) => requested,
         Err(error) => {

@@ -132,10 +132,10 @@ impl Inbox {
 
     /// Handles a parked message again whose replay was requested, and reports how that ended.
     ///
-    /// Each requested replay runs once. It has another record than the message, unless the message never had one, and the same
-    /// [downstream keys](Context::downstream_key): what an earlier run has done in another system is not done again. Its
-    /// [steps](Context::steps) have new keys, because those of a run that has failed were undone. The replay of another payload under the
-    /// id of a message has downstream keys of its own. A consumer calls this for the messages that [`Parking::list`] names as requested.
+    /// Each requested replay runs once. It has another record than the message; only the first replay of a forgotten message makes the
+    /// message's record. Its [downstream keys](Context::downstream_key) are those of the message, so that another system recognises
+    /// calls of an earlier run. Its [steps](Context::steps) have new keys, because those of a run that has failed were undone. If
+    /// another payload had the id first, the downstream keys differ from those of that message. A consumer calls this for the messages that [`Parking::list`] names as requested.
     pub async fn replay<F, R>(&self, parked: &ParkedMessage, handler: F)
     where
         F: FnOnce(Context, Message) -> R + Send + 'static,

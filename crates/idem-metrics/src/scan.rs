@@ -94,7 +94,7 @@ impl StoreScan {
     ///
     /// After the last part, it publishes the whole count. After an error, it tries the same part again:
     ///
-    /// - after a timeout at once, with half as many records;
+    /// - after a timeout with half as many records, after four times as long as it took;
     /// - after other errors that pass, every 10 seconds, 6 times.
     ///
     /// If that fails, or the error does not pass, it drops what it has counted and begins again after the interval. It logs each

@@ -163,10 +163,9 @@ impl Operation {
         self
     }
 
-    /// Derives the [downstream keys](Context::downstream_key) from the record of another operation, which this one repeats under a
-    /// record of its own. What the other one has done in another system is then not done again. The keys of [steps](Context::steps)
-    /// stay those of this operation: the steps of an operation that has failed are undone, and another system may never take their
-    /// keys again.
+    /// Derives the [downstream keys](Context::downstream_key) from `record`: that of another operation, which this one repeats. Another
+    /// system then recognises calls that the other operation has made. The keys of [steps](Context::steps) still follow from the
+    /// record of this operation: the steps of an operation that has failed are undone, and their keys may be cancelled for good.
     ///
     /// Default: the record of this operation.
     #[must_use]
