@@ -174,6 +174,7 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             command::run(faults.arg("--next").arg(planted::example()?).args(options))?;
         }
         Task::Sweeps { options } => {
+            test::provide_mariadb()?;
             let mut sweeps = command::cargo(&["run", "--quiet", "--release", "-p", "idem-sweeps", "--"]);
             command::run(servers::Servers::start()?.announce(sweeps.args(options)))?;
         }

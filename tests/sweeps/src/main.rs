@@ -63,6 +63,8 @@ enum Store {
     Engine,
     Sqlite,
     Postgres,
+    #[value(name = "mariadb")]
+    MariaDb,
     Redis,
     Hybrid,
 }
@@ -85,10 +87,11 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> BTreeMap<Row, Coverage> {
-    const PLACES: [(Store, Place); 6] = [
+    const PLACES: [(Store, Place); 7] = [
         (Store::Sqlite, Place::Sqlite),
         (Store::Postgres, Place::Postgres),
         (Store::Postgres, Place::PostgresPooled),
+        (Store::MariaDb, Place::MariaDb),
         (Store::Redis, Place::Redis),
         (Store::Hybrid, Place::HybridPostgres),
         (Store::Hybrid, Place::HybridRedis),

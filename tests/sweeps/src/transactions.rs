@@ -114,8 +114,8 @@ impl Part {
                 }
                 Begin::Answered(AcquireOutcome::InProgress { .. }) => {
                     hold!(Instant::now() < give_up_at, "the key stays held");
-                    // In SQLite a crash costs one lease.
-                    if world.place == Place::Sqlite {
+                    // In SQLite and MariaDB a crash costs one lease.
+                    if matches!(world.place, Place::Sqlite | Place::MariaDb) {
                         world.advance(LEASE + Duration::from_secs(1))?;
                     }
                     tokio::time::sleep(LOOK_AGAIN).await;

@@ -1,7 +1,7 @@
 //! A store behind proxies, another client of the same records, and queries outside both.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use idem_core::memory::ManualClock;
@@ -10,13 +10,14 @@ use idem_core::{
     TimeOffset, Timestamp, TransactionalStore, Writes,
 };
 use idem_hybrid::{HybridConfig, HybridStore};
+use idem_mysql::{MySqlConfig, MySqlStore, MySqlTransaction};
 use idem_postgres::{PostgresConfig, PostgresStore, PostgresTransaction};
 use idem_redis::{RedisConfig, RedisFastStore, RedisStore};
-use idem_servers::PgBouncer;
+use idem_servers::{MariaDb, PgBouncer};
 use idem_sqlite::{SqliteConfig, SqliteStore, SqliteTransaction};
 use idem_testkit::fixture::{KEPT, checkpoint, completed, request};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection, SqlitePool};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, MySqlConnection, PgConnection, SqlitePool};
 use tempfile::TempDir;
 use tokio::sync::Mutex;
 
@@ -41,6 +42,7 @@ pub(crate) enum Place {
     Postgres,
     /// Postgres through a transaction-pooling proxy.
     PostgresPooled,
+    MariaDb,
     Redis,
     /// Redis in front of Postgres, with harm to the exchanges with Postgres.
     HybridPostgres,
@@ -54,6 +56,7 @@ impl Place {
             Self::Sqlite => "sqlite",
             Self::Postgres => "postgres",
             Self::PostgresPooled => "postgres, pooled",
+            Self::MariaDb => "mariadb",
             Self::Redis => "redis",
             Self::HybridPostgres => "hybrid, its Postgres",
             Self::HybridRedis => "hybrid, its Redis",
@@ -101,6 +104,7 @@ enum Time {
 #[derive(Debug)]
 enum Business {
     Postgres { beside: Mutex<PgConnection>, name: String },
+    MariaDb { beside: Mutex<MySqlConnection>, name: String },
     Sqlite(SqlitePool),
     None,
 }
@@ -111,6 +115,7 @@ impl World {
         let world = match place {
             Place::Sqlite => Self::sqlite().await?,
             Place::Redis => Self::redis(timeout).await?,
+            Place::MariaDb => Self::mariadb().await?,
             Place::Postgres | Place::PostgresPooled | Place::HybridPostgres | Place::HybridRedis => {
                 Self::postgres(place, timeout).await?
             }
@@ -141,6 +146,33 @@ impl World {
         let store = Arc::new(open(at(&proxy)).await?);
         let rival = Arc::new(open(idem_servers::redis_url()).await?);
         let mut world = Self::of(Place::Redis, store, rival, Time::Keys(prefix), Business::None);
+        world.proxies.push(proxy);
+        Ok(world)
+    }
+
+    /// The store decides how long it waits for its server.
+    async fn mariadb() -> Checked<Self> {
+        let (name, offset, server) = (fresh_name(), TimeOffset::default(), mariadb()?);
+        let mut beside = MySqlConnection::connect(&server.url()).await?;
+        let prepare = format!(
+            "CREATE DATABASE {name}; CREATE TABLE {name}.effects (id BINARY(32) NOT NULL); \
+             SET SESSION innodb_lock_wait_timeout = {}",
+            PATIENCE.as_secs()
+        );
+        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut beside).await?;
+        let proxy = Arc::new(Proxy::start("127.0.0.1", server.port(), Cuts::default()).await?);
+        let open = async |url: String| {
+            let config = MySqlConfig::new(url).time_offset(offset.clone());
+            // The fewest of each kind: a broken one is then met by the next verbs.
+            let config = config.verb_connections(4.try_into()?).max_transactions(1.try_into()?);
+            let store: Arc<dyn TransactionalStore> = Arc::new(MySqlStore::open(config).await?);
+            Checked::Ok(store)
+        };
+        let store = open(format!("mysql://root@127.0.0.1:{}/{name}", proxy.port())).await?;
+        let rival = open(server.url_of("root", &name)).await?;
+        let business = Business::MariaDb { beside: Mutex::new(beside), name };
+        let mut world = Self::of(Place::MariaDb, store.clone(), rival, Time::Offset(offset.clone()), business);
+        world.transactional = Some(store);
         world.proxies.push(proxy);
         Ok(world)
     }
@@ -307,6 +339,11 @@ impl World {
                 let handlers: &mut PostgresTransaction = transaction.as_any_mut().downcast_mut().ok_or_else(missing)?;
                 sqlx::query(insert).bind(id).execute(&mut **handlers).await.map(drop)
             }
+            Business::MariaDb { name, .. } => {
+                let insert = AssertSqlSafe(format!("INSERT INTO {name}.effects (id) VALUES (?)"));
+                let handlers: &mut MySqlTransaction = transaction.as_any_mut().downcast_mut().ok_or_else(missing)?;
+                sqlx::query(insert).bind(id).execute(&mut **handlers).await.map(drop)
+            }
             Business::Sqlite(_) => {
                 let insert = sqlx::query("INSERT INTO effects (id) VALUES (?)").bind(id);
                 let handlers: &mut SqliteTransaction = transaction.as_any_mut().downcast_mut().ok_or_else(missing)?;
@@ -322,6 +359,10 @@ impl World {
         Ok(match &self.business {
             Business::Postgres { beside, name } => {
                 let count = AssertSqlSafe(format!("SELECT count(*) FROM {name}.effects WHERE id = $1"));
+                sqlx::query_scalar(count).bind(id).fetch_one(&mut *beside.lock().await).await?
+            }
+            Business::MariaDb { beside, name } => {
+                let count = AssertSqlSafe(format!("SELECT count(*) FROM {name}.effects WHERE id = ?"));
                 sqlx::query_scalar(count).bind(id).fetch_one(&mut *beside.lock().await).await?
             }
             Business::Sqlite(pool) => {
@@ -340,7 +381,13 @@ impl World {
 
     /// Waits until no session is in a transaction or holds a lock.
     pub(crate) async fn nothing_is_open(&self) -> Checked {
-        let Business::Postgres { beside, name } = &self.business else { return Ok(()) };
+        let (beside, name) = match &self.business {
+            Business::Postgres { beside, name } => (beside, name),
+            Business::MariaDb { beside, name } => {
+                return nothing_is_open_in_mariadb(&mut *beside.lock().await, name).await;
+            }
+            Business::Sqlite(_) | Business::None => return Ok(()),
+        };
         let open = format!(
             "SELECT (SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}' \
              AND state IS DISTINCT FROM 'idle' AND backend_type = 'client backend') \
@@ -362,11 +409,48 @@ impl World {
 
     /// Removes what it made on a server.
     pub(crate) async fn close(self) -> Checked {
-        let Self { business: Business::Postgres { beside, name }, .. } = self else { return Ok(()) };
-        let drop_schema = format!("SET lock_timeout='2s';DROP SCHEMA \"{name}\" CASCADE");
-        sqlx::raw_sql(AssertSqlSafe(drop_schema)).execute(&mut beside.into_inner()).await?;
+        match self.business {
+            Business::Postgres { beside, name } => {
+                let drop_schema = format!("SET lock_timeout='2s';DROP SCHEMA \"{name}\" CASCADE");
+                sqlx::raw_sql(AssertSqlSafe(drop_schema)).execute(&mut beside.into_inner()).await?;
+            }
+            Business::MariaDb { beside, name } => {
+                let drop_database = format!("DROP DATABASE {name}");
+                sqlx::raw_sql(AssertSqlSafe(drop_database)).execute(&mut beside.into_inner()).await?;
+            }
+            Business::Sqlite(_) | Business::None => {}
+        }
         Ok(())
     }
+}
+
+/// The MariaDB server of this process, which ends with it. Nothing is synced to the disk, which no sweep needs.
+fn mariadb() -> Checked<&'static MariaDb> {
+    static SERVER: OnceLock<Result<MariaDb, String>> = OnceLock::new();
+    let options = ["--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=OFF", "--innodb-flush-method=nosync"];
+    let server = SERVER.get_or_init(|| MariaDb::start_with(&options).map_err(|error| error.to_string()));
+    server.as_ref().map_err(|error| error.clone().into())
+}
+
+/// Waits until no session executes a statement in this database, and no transaction has locked a row of it.
+///
+/// `innodb_trx` does not say so: it is brought up to date only after nobody has read it for 100 ms.
+async fn nothing_is_open_in_mariadb(beside: &mut MySqlConnection, name: &str) -> Checked {
+    let busy =
+        format!("SELECT count(*) FROM information_schema.processlist WHERE db = '{name}' AND command <> 'Sleep'");
+    let give_up_at = Instant::now() + PATIENCE;
+    while sqlx::query_scalar::<_, i64>(AssertSqlSafe(busy.clone())).fetch_one(&mut *beside).await? != 0 {
+        if Instant::now() > give_up_at {
+            return Err("a statement goes on".into());
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for table in ["idem_records", "effects"] {
+        // A locking read waits for what is under way.
+        let read = format!("SELECT count(*) FROM {name}.{table} FOR UPDATE");
+        sqlx::query_scalar::<_, i64>(AssertSqlSafe(read)).fetch_one(&mut *beside).await?;
+    }
+    Ok(())
 }
 
 /// A configuration with a patience that never runs out.
