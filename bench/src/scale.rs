@@ -36,7 +36,7 @@ const CLIENTS: usize = 1;
 /// How many records are made at once.
 const AT_ONCE: usize = 256;
 
-/// The same for moto, which answers one request after another: with more, some would wait longer than their timeout.
+/// The same for moto, which answers one request after another. With 256 the first acquires failed.
 const AT_ONCE_ON_MOTO: usize = 16;
 
 /// Numbers of records that are acquired while latencies are measured. No record of a size has such a number.

@@ -434,7 +434,7 @@ fn mariadb() -> Checked<&'static MariaDb> {
 
 /// Waits until no session executes a statement in this database, and no transaction has locked a row of it.
 ///
-/// `innodb_trx` does not say so: it is brought up to date only after nobody has read it for 100 ms.
+/// A poll of `innodb_trx` would read old rows: the server refreshes it only after 100 ms in which nobody has read it.
 async fn nothing_is_open_in_mariadb(beside: &mut MySqlConnection, name: &str) -> Checked {
     let busy =
         format!("SELECT count(*) FROM information_schema.processlist WHERE db = '{name}' AND command <> 'Sleep'");
