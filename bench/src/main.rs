@@ -35,7 +35,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::error::Error;
+use crate::error::{Error, with_causes};
 use crate::pace::Pace;
 use crate::report::Report;
 
@@ -118,7 +118,7 @@ async fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", with_causes(&error));
             ExitCode::FAILURE
         }
     }

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use crate::at_rest::{of_mariadb, of_sqlite, of_table, used_memory};
 use crate::contest::{Outcome, hold, p50, p99};
 use crate::drive::{Work, driven};
-use crate::error::Error;
+use crate::error::{Error, with_causes};
 use crate::pace::Pace;
 use crate::records::Maker;
 use crate::report::Report;
@@ -89,7 +89,7 @@ pub(crate) async fn run(engines: &[Engine], pace: Pace, report: &mut Report) -> 
     let mut failed = Ok(());
     for &engine in engines {
         if let Err(error) = grow(engine, pace, report).await {
-            println!("{}: {error}", engine.name());
+            println!("{}: {}", engine.name(), with_causes(&error));
             // The next engine is measured before this error ends the run.
             failed = Err(error);
         }

@@ -174,7 +174,10 @@ fn run(task: Task) -> Result<ExitCode, Box<dyn Error>> {
             command::run(faults.arg("--next").arg(planted::example()?).args(options))?;
         }
         Task::Sweeps { options } => {
-            test::provide_mariadb()?;
+            let says = |part| options.iter().any(|option| option.to_string_lossy().contains(part));
+            if !says("--store") || says("mariadb") {
+                test::provide_mariadb()?;
+            }
             let mut sweeps = command::cargo(&["run", "--quiet", "--release", "-p", "idem-sweeps", "--"]);
             command::run(servers::Servers::start()?.announce(sweeps.args(options)))?;
         }

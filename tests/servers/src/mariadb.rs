@@ -77,6 +77,16 @@ impl MariaDb {
         Ok(MariaDb { server: Running::Process(broker), version, origin: server.display().to_string() })
     }
 
+    /// Starts a server that syncs nothing to the disk, with further options. Most tests do not lose power, and the syncs would take most
+    /// of their time.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_unsynced(options: &[&str]) -> Result<MariaDb, Error> {
+        MariaDb::start_with(&[&UNSYNCED[..], options].concat())
+    }
+
     /// Starts it on the same port and folder after [`kill`](Self::kill), and waits until it is ready.
     ///
     /// # Errors
@@ -161,6 +171,10 @@ impl MariaDb {
 
 /// The settings of each server, besides those of the caller.
 const COMMON: [&str; 2] = ["--skip-name-resolve", "--max-connections=400"];
+
+/// The settings of a server that syncs nothing.
+const UNSYNCED: [&str; 3] =
+    ["--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=OFF", "--innodb-flush-method=nosync"];
 
 fn find(program: &str) -> Result<std::path::PathBuf, Error> {
     programs::find(program).ok_or_else(|| Error::Missing {

@@ -114,7 +114,7 @@ impl Part {
                 }
                 Begin::Answered(AcquireOutcome::InProgress { .. }) => {
                     hold!(Instant::now() < give_up_at, "the key stays held");
-                    // In SQLite and MariaDB a crash costs one lease.
+                    // In SQLite and MariaDB a transaction that was dropped costs one lease, as a crash does.
                     if matches!(world.place, Place::Sqlite | Place::MariaDb) {
                         world.advance(LEASE + Duration::from_secs(1))?;
                     }

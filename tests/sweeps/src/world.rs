@@ -424,11 +424,10 @@ impl World {
     }
 }
 
-/// The MariaDB server of this process, which ends with it. Nothing is synced to the disk, which no sweep needs.
+/// The MariaDB server of this process, which ends with it.
 fn mariadb() -> Checked<&'static MariaDb> {
     static SERVER: OnceLock<Result<MariaDb, String>> = OnceLock::new();
-    let options = ["--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=OFF", "--innodb-flush-method=nosync"];
-    let server = SERVER.get_or_init(|| MariaDb::start_with(&options).map_err(|error| error.to_string()));
+    let server = SERVER.get_or_init(|| MariaDb::start_unsynced(&[]).map_err(|error| error.to_string()));
     server.as_ref().map_err(|error| error.clone().into())
 }
 

@@ -86,14 +86,10 @@ async fn run_and_settle<T>(
 /// The span of what the application runs, inside the caller's.
 ///
 /// The verbs of the store are outside, because sqlx enters the current span at each message of the server: with them inside, a log
-/// in JSON costs more than 3 % of the instructions of a payment. For the same reason the level is not `info`.
+/// in JSON costs more than 3 % of the instructions of a payment. For the same reason the level is not `info`, and the only field is
+/// the one that finds all others.
 fn span(context: &Context) -> Span {
-    tracing::debug_span!(
-        target: SPAN_TARGET,
-        "idempotent_operation",
-        operation = context.subject().scope.operation(),
-        record = %context.record_id()
-    )
+    tracing::debug_span!(target: SPAN_TARGET, "idempotent_operation", record = %context.record_id())
 }
 
 /// Polls `part` inside `span`. Unlike an instrumented future it takes the room of `part` only once.

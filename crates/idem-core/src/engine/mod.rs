@@ -27,8 +27,8 @@
 //! operation, and its retry gets the replay.
 //!
 //! What the application runs, the operation or the probe before it, has a tracing span inside the caller's: `idempotent_operation`, with
-//! the operation and the id of the record. It is of the level `debug` and the target `idem_core::operation`. Warnings, errors and the
-//! event `decided` name the record themselves. The verbs of the store run in the caller's span.
+//! the id of the record. It is of the level `debug` and the target `idem_core::operation`. Warnings, errors and the event `decided` name
+//! the record themselves, and the event its operation. The verbs of the store run in the caller's span.
 
 mod admit;
 mod answer;

@@ -9,7 +9,7 @@ use idem_mysql::MySqlStore;
 use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, LEASE, RETENTION, completed, repeat_of, request};
 
-use crate::support::{Database, FAST, PRECISION, number, sql};
+use crate::support::{Database, PRECISION, number, sql};
 
 /// How many of these callers, who ask at once, get the key.
 async fn owners(stores: &[Arc<MySqlStore>; 2], request: &idem_core::Acquire) -> usize {
@@ -48,7 +48,7 @@ async fn thirty_two_acquires_of_one_key_have_one_owner() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn acquires_of_many_new_keys_do_not_meet() {
     // Its counter of deadlocks is that of this test alone.
-    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_with(&FAST).unwrap()));
+    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_unsynced(&[]).unwrap()));
     let database = Database::on(server).await;
     let stores = [Arc::new(database.store().await), Arc::new(database.store().await)];
     let acquires = (0..400).map(|number: usize| {

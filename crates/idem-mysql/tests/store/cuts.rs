@@ -9,7 +9,7 @@ use idem_proxy::{Cut, Cuts, Direction, Ended, Ending, Proxy};
 use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, completed, request};
 
-use crate::support::{Database, FAST, number, sql};
+use crate::support::{Database, number, sql};
 
 /// A prime number, so that the cuts of several exchanges meet other bytes.
 const EVERY: usize = 83;
@@ -131,8 +131,8 @@ async fn a_settlement_that_is_cut_is_repeated() {
 /// store must not say that nothing was committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_ends_after_its_connection_is_awaited() {
-    let options = [&FAST[..], &["--log-bin", "--rpl-semi-sync-master-wait-point=AFTER_SYNC"]].concat();
-    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_with(&options).unwrap()));
+    let options = ["--log-bin", "--rpl-semi-sync-master-wait-point=AFTER_SYNC"];
+    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_unsynced(&options).unwrap()));
     let world = World::of(Database::on(server).await).await;
     let begun = world.store.begin(&request()).await.unwrap();
     let Begin::Acquired { mut transaction, .. } = begun else { panic!("{begun:?}") };

@@ -8,7 +8,7 @@ use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, completed, request};
 use sqlx::{Connection as _, MySqlConnection};
 
-use crate::support::{Database, FAST, number, sql};
+use crate::support::{Database, number, sql};
 
 /// A user of this database, who may do all to the records and repairs that the README lists, or only read.
 async fn user(database: &Database, may_write: bool) -> MySqlConfig {
@@ -103,7 +103,7 @@ async fn what_keeps_a_store_from_opening_is_named() {
 
 #[tokio::test]
 async fn a_server_that_takes_no_writes_is_refused_or_told() {
-    let server = MariaDb::start_with(&FAST).unwrap();
+    let server = MariaDb::start_unsynced(&[]).unwrap();
     let mut root = MySqlConnection::connect(&server.url()).await.unwrap();
     MySqlStore::open(MySqlConfig::new(server.url())).await.unwrap();
     sql(&mut root, "CREATE USER app@'%'; GRANT SELECT, INSERT, UPDATE, DELETE ON test.* TO app@'%'").await;

@@ -10,7 +10,7 @@ use idem_testkit::fixture::{KEPT, completed, repeat_of, request};
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, MySqlConnection, Row as _};
 
-use crate::support::{Database, FAST, number, sql};
+use crate::support::{Database, number, sql};
 
 #[tokio::test]
 async fn a_server_that_does_not_sync_is_named() {
@@ -143,7 +143,7 @@ async fn a_sql_mode_that_is_not_strict_is_reported_and_harms_no_record() {
 
 #[tokio::test]
 async fn an_answer_larger_than_a_packet_is_refused_before_it_is_sent() {
-    let server = MariaDb::start_with(&[&FAST[..], &["--max-allowed-packet=1M"]].concat()).unwrap();
+    let server = MariaDb::start_unsynced(&["--max-allowed-packet=1M"]).unwrap();
     let store = MySqlStore::open(MySqlConfig::new(server.url())).await.unwrap();
     let report = store.self_test().await.unwrap();
     assert!(report.warnings.iter().any(|warning| warning.contains("max_allowed_packet is 1048576")), "{report}");
@@ -184,7 +184,7 @@ async fn unusual_settings_of_the_server_change_nothing() {
         "--binlog-format=ROW",
         "--secure-timestamp=YES",
     ];
-    let server = MariaDb::start_with(&[&FAST[..], &options].concat()).unwrap();
+    let server = MariaDb::start_unsynced(&options).unwrap();
     let store = MySqlStore::open(MySqlConfig::new(server.url())).await.unwrap();
     let report = store.self_test().await.unwrap();
     assert!(report.to_string().contains("sync_binlog is 0"), "{report}");
@@ -200,7 +200,7 @@ async fn unusual_settings_of_the_server_change_nothing() {
 /// Otherwise a repeat would get an answer that is rolled back afterwards.
 #[tokio::test]
 async fn no_verb_reads_what_is_not_committed() {
-    let server = MariaDb::start_with(&[&FAST[..], &["--transaction-isolation=READ-UNCOMMITTED"]].concat()).unwrap();
+    let server = MariaDb::start_unsynced(&["--transaction-isolation=READ-UNCOMMITTED"]).unwrap();
     let store = MySqlStore::open(MySqlConfig::new(server.url())).await.unwrap();
     let request = request();
     let AcquireOutcome::Acquired(lease) = store.acquire(&request).await.unwrap() else { panic!() };
@@ -216,7 +216,7 @@ async fn no_verb_reads_what_is_not_committed() {
 
 #[tokio::test]
 async fn a_binary_log_of_statements_is_refused_with_advice() {
-    let server = MariaDb::start_with(&[&FAST[..], &["--log-bin", "--binlog-format=STATEMENT"]].concat()).unwrap();
+    let server = MariaDb::start_unsynced(&["--log-bin", "--binlog-format=STATEMENT"]).unwrap();
     let error = match MySqlStore::open(MySqlConfig::new(server.url())).await {
         Ok(store) => store.acquire(&request()).await.map(drop).unwrap_err(),
         Err(error) => error,

@@ -14,7 +14,7 @@ use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, checkpoint, completed, repeat_of, request};
 use sqlx::{Connection as _, MySqlConnection};
 
-use crate::support::{Database, FAST, number, sql};
+use crate::support::{Database, number, sql};
 
 /// A store with one connection for handlers, so that each handler meets what the one before left.
 async fn with_one_connection(config: impl FnOnce(&Database) -> MySqlConfig) -> (Database, MySqlStore) {
@@ -191,7 +191,7 @@ async fn more_handlers_than_transactions_get_an_error_that_names_the_limit() {
 /// The server ends all sessions, as a restart does, between two handlers.
 #[tokio::test]
 async fn handlers_go_on_when_all_connections_of_the_pool_have_ended() {
-    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_with(&FAST).unwrap()));
+    let server: &'static MariaDb = Box::leak(Box::new(MariaDb::start_unsynced(&[]).unwrap()));
     let database = Database::on(server).await;
     let store = MySqlStore::open(database.config()).await.unwrap();
     let open = join_all((0..8).map(|_| async { begin(&store, &request()).await.1 })).await;

@@ -6,7 +6,7 @@ use idem_servers::MariaDb;
 use idem_testkit::fixture::{KEPT, LEASE, checkpoint, completed, repeat_of, request};
 use sqlx::{Connection as _, MySqlConnection};
 
-use crate::support::{Database, FAST, PRECISION, number, sql};
+use crate::support::{Database, PRECISION, number, sql};
 
 async fn world() -> (Database, MySqlStore, Lease) {
     let database = Database::new().await;
@@ -156,7 +156,7 @@ async fn a_session_without_autocommit_and_a_transaction_that_only_reads_are_refu
 #[tokio::test]
 async fn a_transaction_in_another_server_is_refused() {
     let (database, store, lease) = world().await;
-    let other = MariaDb::start_with(&FAST).unwrap();
+    let other = MariaDb::start_unsynced(&[]).unwrap();
     let mut connection = MySqlConnection::connect(&other.url()).await.unwrap();
     // Without the tables, and with tables of the same name.
     for is_migrated in [false, true] {

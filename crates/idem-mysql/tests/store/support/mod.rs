@@ -14,14 +14,10 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, MySqlPool, Row};
 /// As long as a test may take on a loaded machine.
 pub const PRECISION: Duration = Duration::from_secs(10);
 
-/// Nothing is synced to the disk, which these tests do not need and which would take most of their time.
-pub const FAST: [&str; 3] =
-    ["--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=OFF", "--innodb-flush-method=nosync"];
-
 /// The server that the tests of this process share. It ends with the process.
 pub fn server() -> &'static MariaDb {
     static SERVER: OnceLock<MariaDb> = OnceLock::new();
-    SERVER.get_or_init(|| MariaDb::start_with(&FAST).unwrap())
+    SERVER.get_or_init(|| MariaDb::start_unsynced(&[]).unwrap())
 }
 
 /// A separate database.
