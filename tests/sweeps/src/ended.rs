@@ -8,20 +8,21 @@ use idem_core::{
     Acquire, AcquireOutcome, Begin, Fingerprint, IdempotencyStore, Lease, OwnerToken, Scope, Settlement,
     TransactionalStore, Writes,
 };
+use idem_mysql::{MySqlConfig, MySqlStore};
 use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_redis::{RedisConfig, RedisStore};
 use idem_servers::{PgBouncer, RedisCluster, RedisSentinel, redis_command};
 use idem_sqlite::{SqliteConfig, SqliteStore};
 use idem_testkit::fixture::{KEPT, checkpoint, completed, request, response};
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, MySqlConnection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
 use tokio::runtime::Builder;
 use tokio::time::{sleep, timeout};
 
 use crate::coverage::Coverage;
 use crate::hold;
-use crate::world::{Checked, PATIENCE, SHORT};
+use crate::world::{Checked, PATIENCE, SHORT, mariadb};
 use idem_proxy::{Cut, Cuts, Direction, Ended, Ending, Proxy};
 
 /// The time until the store must serve again: a dead connection is given up after [`SHORT`], more than once at worst.
@@ -42,6 +43,7 @@ pub(crate) enum Site {
     Sqlite,
     Postgres,
     PostgresPooled,
+    MariaDb,
     Redis,
     RedisSentinel,
     RedisCluster,
@@ -111,14 +113,22 @@ enum Group {
 }
 
 impl Site {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Sqlite, Self::Postgres, Self::PostgresPooled, Self::Redis, Self::RedisSentinel, Self::RedisCluster];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Sqlite,
+        Self::Postgres,
+        Self::PostgresPooled,
+        Self::MariaDb,
+        Self::Redis,
+        Self::RedisSentinel,
+        Self::RedisCluster,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Sqlite => "sqlite",
             Self::Postgres => "postgres",
             Self::PostgresPooled => "postgres, pooled",
+            Self::MariaDb => "mariadb",
             Self::Redis => "redis",
             Self::RedisSentinel => "redis, Sentinels",
             Self::RedisCluster => "redis, Cluster",
@@ -127,7 +137,7 @@ impl Site {
 
     /// All verbs of this store.
     pub(crate) fn verbs(self) -> Vec<Verb> {
-        let has_transactions = matches!(self, Self::Sqlite | Self::Postgres | Self::PostgresPooled);
+        let has_transactions = !matches!(self, Self::Redis | Self::RedisSentinel | Self::RedisCluster);
         Verb::ALL.into_iter().filter(|verb| has_transactions || *verb != Verb::Begin).collect()
     }
 }
@@ -212,6 +222,12 @@ impl Server {
                 let url = pooler.as_ref().map_or_else(idem_servers::postgres_url, |pooler| pooler.url().to_owned());
                 behind(&url, &mut proxy).await?
             }
+            Site::MariaDb => {
+                let server = mariadb()?;
+                let create = format!("CREATE DATABASE {name}");
+                MySqlConnection::connect(&server.url()).await?.execute(AssertSqlSafe(create)).await?;
+                behind(&server.url_of("root", &name), &mut proxy).await?
+            }
             Site::Redis => behind(&idem_servers::redis_url(), &mut proxy).await?,
             Site::RedisSentinel => {
                 let sentinel = tokio::task::block_in_place(RedisSentinel::start)?;
@@ -239,6 +255,11 @@ impl Server {
                 let is_pooled = self.site == Site::PostgresPooled;
                 let config = if is_pooled { config.through_transaction_pooler() } else { config };
                 Arc::new(PostgresStore::open(config).await?)
+            }
+            Site::MariaDb => {
+                let config =
+                    MySqlConfig::new(&self.url).verb_connections(4.try_into()?).max_transactions(1.try_into()?);
+                Arc::new(MySqlStore::open(config).await?)
             }
             Site::Redis | Site::RedisSentinel | Site::RedisCluster => {
                 let config = RedisConfig::new(&self.url).key_prefix(&self.name).timeout(SHORT);

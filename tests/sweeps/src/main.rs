@@ -116,6 +116,7 @@ async fn run(options: &Options) -> BTreeMap<Row, Coverage> {
         let store = match site {
             Site::Sqlite => Store::Sqlite,
             Site::Postgres | Site::PostgresPooled => Store::Postgres,
+            Site::MariaDb => Store::MariaDb,
             Site::Redis | Site::RedisSentinel | Site::RedisCluster => Store::Redis,
         };
         for verb in site.verbs().into_iter().filter(|verb| options.wants(store, verb.name())) {

@@ -425,7 +425,7 @@ impl World {
 }
 
 /// The MariaDB server of this process, which ends with it.
-fn mariadb() -> Checked<&'static MariaDb> {
+pub(crate) fn mariadb() -> Checked<&'static MariaDb> {
     static SERVER: OnceLock<Result<MariaDb, String>> = OnceLock::new();
     let server = SERVER.get_or_init(|| MariaDb::start_unsynced(&[]).map_err(|error| error.to_string()));
     server.as_ref().map_err(|error| error.clone().into())
