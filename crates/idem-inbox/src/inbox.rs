@@ -132,8 +132,8 @@ impl Inbox {
 
     /// Handles a parked message again whose replay was requested, and reports how that ended.
     ///
-    /// Each requested replay runs once. It has another record than the message; only the first replay of a forgotten message makes the
-    /// message's record. Its [downstream keys](Context::downstream_key) are those of the message, so that another system recognises
+    /// Each requested replay runs once. It has another record than the message, with two exceptions: the first replay of a forgotten message
+    /// makes the message's record, and a message that may run again by its record, or runs now, is replayed under that record. Its [downstream keys](Context::downstream_key) are those of the message, so that another system recognises
     /// calls of an earlier run. Its [steps](Context::steps) have new keys, because those of a run that has failed were undone. If
     /// another payload had the id first, the downstream keys differ from those of that message. A consumer calls this for the messages that [`Parking::list`] names as requested.
     pub async fn replay<F, R>(&self, parked: &ParkedMessage, handler: F)
@@ -198,9 +198,15 @@ impl Inbox {
         // Two messages with one id have two keys.
         let replay = |scope| self.operation(Scope::single_tenant(scope), hashed(&message.parking_key()), message);
         let subscriber = &self.shared.subscriber;
-        let original = if is_other { replay(format!("inbox:{subscriber}:replay")) } else { own };
+        let original = if is_other { replay(format!("inbox:{subscriber}:replay")) } else { own.clone() };
         let original = self.shared.engine.acquire_for(&original).id;
         let operation = replay(format!("inbox:{subscriber}:replay:{replays}")).downstream_keys_of(original);
+        // A delivery runs, or the next one would: its outcome was unknown, and an operator has resolved it. If this replay ran beside
+        // its record, both would take effect.
+        let is_open = !is_of_other && record.is_some_and(|record| record.replay().is_none());
+        if is_open && self.shared.engine.find(&operation).await?.is_none() {
+            return Ok(Some((own, false)));
+        }
         Ok(Some((operation, is_other)))
     }
 

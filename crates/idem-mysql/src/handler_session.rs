@@ -16,10 +16,11 @@ use crate::sql::Sql;
 use crate::timeouts::CLEAN_TIMEOUT;
 
 /// While a handler's transaction is open, its session refuses writes in any other one: a handler that ends the transaction
-/// cannot write outside of it. The savepoint is gone if the transaction was ended. By another `completion_type`, COMMIT and ROLLBACK
-/// would begin a transaction, or end the session.
+/// cannot write outside of it. After a deadlock the server forgets that for one write, which would commit by itself if `autocommit`
+/// were on. The savepoint is gone if the transaction was ended. By another `completion_type`, COMMIT and ROLLBACK would begin a
+/// transaction, or end the session.
 const BEGIN: &str = "ROLLBACK AND NO CHAIN NO RELEASE;SET @idem_autocommit=@@autocommit;\
-    SET SESSION completion_type=0;SET SESSION TRANSACTION READ ONLY;\
+    SET SESSION completion_type=0,autocommit=0;SET SESSION TRANSACTION READ ONLY;\
     START TRANSACTION READ WRITE;SAVEPOINT idem_handler";
 
 /// Fails if the transaction that the handler was given has ended.

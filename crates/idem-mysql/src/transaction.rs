@@ -25,8 +25,8 @@ use crate::timeouts::{COMMIT_TIMEOUT, OUTCOME_POLL_INTERVAL, OUTCOME_TIMEOUT, VE
 /// savepoint. Its isolation level is the session's default.
 ///
 /// Do not end it yourself: the store notices, and the settlement fails. Statements such as `CREATE TABLE` and `TRUNCATE` end
-/// it, too, and so does a deadlock. What the handler writes after that is refused by the server, but what it has committed by
-/// then stays.
+/// it, too, and so does a deadlock. What the handler writes after that is refused by the server or rolled back, but what it has
+/// committed by then stays.
 ///
 /// An error of a statement undoes only that statement, unless it is a deadlock: return it, or the rest commits without it.
 ///

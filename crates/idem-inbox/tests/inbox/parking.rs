@@ -7,13 +7,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use idem_core::engine::{Context, Contract};
 use idem_inbox::{Decision, Inbox, Message, MessageError, ParkReason, ParkedMessage};
+use tokio::sync::Notify;
 
-use crate::support::{Kind, Place, handle, late, message, on_each};
+use crate::support::{Kind, PATIENCE, Place, handle, late, message, on_each};
 
 on_each!(
     a_parked_message_is_listed_whole,
     a_replay_takes_effect_once_and_a_late_delivery_does_not_bring_it_back,
     a_replay_that_fails_is_parked_with_its_reason,
+    a_replay_of_a_message_that_may_run_again_is_its_next_run,
+    a_replay_waits_for_a_delivery_that_runs,
     a_replay_has_the_downstream_keys_of_its_message,
     replays_of_two_messages_with_one_id_have_different_keys,
     a_replay_of_a_forgotten_message_is_its_first_run,
@@ -105,6 +108,64 @@ async fn a_replay_that_fails_is_parked_with_its_reason(kind: Kind) {
     // A late report of the first one changes nothing.
     place.parking.replayed("billing", &requested[0], None).await.unwrap();
     assert_eq!(replay(&place, &inbox).await, 1);
+    assert_eq!((place.effects().all().await, list(&place).await), (vec!["1".to_owned()], vec![]));
+}
+
+/// Replays until nothing is requested any more.
+async fn replay_all(place: &Place, inbox: &Inbox) {
+    let replayed = async {
+        while replay(place, inbox).await > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, replayed).await.expect("a replay ends");
+}
+
+/// As after an operator has resolved the unknown outcome of a parked message.
+async fn a_replay_of_a_message_that_may_run_again_is_its_next_run(kind: Kind) {
+    for contract in [Contract::AtMostOnce, Contract::AtLeastOnce] {
+        let place = Place::new(kind).await;
+        let inbox = place.inbox(contract);
+        let retry = |_, _| async { Err(MessageError::Retry { after: None, why: "the bank is away".into() }) };
+        let decision = inbox.handle(&message("1"), retry).await;
+        assert!(matches!(decision, Decision::RedeliverAfter(_)), "{contract:?}: {decision:?}");
+        place.parking.park("billing", &message("1"), "outcome unknown").await.unwrap();
+        assert!(place.parking.request_replay("billing", &message("1").parking_key()).await.unwrap());
+        replay_all(&place, &inbox).await;
+        assert_eq!(place.effects().all().await, ["1"], "{contract:?}");
+        assert_eq!(
+            handle(&inbox, &place.effects(), &message("1")).await,
+            Decision::Ack,
+            "{contract:?}: a late delivery"
+        );
+        assert_eq!(place.effects().all().await, ["1"], "{contract:?}");
+    }
+}
+
+async fn a_replay_waits_for_a_delivery_that_runs(kind: Kind) {
+    let place = Place::new(kind).await;
+    let inbox = place.inbox(Contract::AtLeastOnce);
+    let (entered, goes_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let delivery = tokio::spawn({
+        let (inbox, effects) = (place.inbox(Contract::AtLeastOnce), place.effects());
+        let (entered, goes_on) = (Arc::clone(&entered), Arc::clone(&goes_on));
+        async move {
+            let handler = |context: Context, message: Message| async move {
+                entered.notify_one();
+                goes_on.notified().await;
+                effects.add(&context, &message.id).await
+            };
+            inbox.handle(&message("1"), handler).await
+        }
+    });
+    entered.notified().await;
+    place.parking.park("billing", &message("1"), "outcome unknown").await.unwrap();
+    assert!(place.parking.request_replay("billing", &message("1").parking_key()).await.unwrap());
+    assert_eq!(replay(&place, &inbox).await, 1);
+    assert_eq!(place.effects().all().await, [""; 0]);
+    goes_on.notify_one();
+    assert_eq!(delivery.await.unwrap(), Decision::Ack);
+    replay_all(&place, &inbox).await;
     assert_eq!((place.effects().all().await, list(&place).await), (vec!["1".to_owned()], vec![]));
 }
 
