@@ -7,8 +7,11 @@ use idem_core::{Durability, StoreError, StoreErrorKind};
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 
-/// The versions that have what the store uses: `SKIP LOCKED`, `RANDOM_BYTES` and constraints that are checked.
-const OLDEST_MARIADB: (u32, u32, u32) = (10, 10, 0);
+/// The first release of each maintained series of MariaDB that does not lose writes in silence. Before, a transaction seemed to go on
+/// after a deadlock (MDEV-36959), and an UPDATE that was killed could report success (MDEV-37198). Series in between are refused.
+const OLDEST_MARIADB: [(u32, u32, u32); 4] = [(10, 11, 15), (11, 4, 9), (11, 8, 4), (12, 1, 2)];
+
+/// The version that has what the store uses: `SKIP LOCKED`, `RANDOM_BYTES` and constraints that are checked.
 const OLDEST_MYSQL: (u32, u32, u32) = (8, 0, 16);
 
 /// A record holds a request's answer, 1 MiB unless the application allows more. Literals take two bytes for each.
@@ -76,7 +79,7 @@ impl fmt::Display for SelfTestReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MySqlHealth {
-    /// The server's version, as in `10.11.14-MariaDB-0+deb12u2`.
+    /// The server's version, as in `10.11.19-MariaDB-0+deb12u1`.
     pub version: String,
     /// About how many records there are, expired ones included, as InnoDB estimates it. Counting them would take minutes on a
     /// large table.
@@ -124,11 +127,16 @@ impl Settings {
     /// Refuses a server that lacks what the store uses, or that takes no writes.
     pub(crate) fn expect_suitable(&self) -> Result<(), StoreError> {
         let version = self.version();
-        let (oldest, name) = if self.is_mariadb() { (OLDEST_MARIADB, "MariaDB") } else { (OLDEST_MYSQL, "MySQL") };
-        if numbers(version) < oldest {
-            let (major, minor, patch) = oldest;
-            let message =
-                format!("the server has version {version}; the store needs {name} {major}.{minor}.{patch} or later");
+        let needed = match self.is_mariadb() {
+            true if !is_sound_mariadb(numbers(version)) => {
+                "MariaDB 10.11.15, 11.4.9, 11.8.4 or 12.1.2, or a later release of these series or a newer series: others lose writes \
+                 in silence (MDEV-36959, MDEV-37198)"
+            }
+            false if numbers(version) < OLDEST_MYSQL => "MySQL 8.0.16 or later",
+            _ => "",
+        };
+        if !needed.is_empty() {
+            let message = format!("the server has version {version}; the store needs {needed}");
             return Err(StoreError::new(StoreErrorKind::Misconfigured, message));
         }
         // MariaDB 12 has more values than ON and OFF.
@@ -222,7 +230,13 @@ impl Settings {
     }
 }
 
-/// The numbers of a version, as in `10.11.14-MariaDB`. Old servers put `5.5.5-` before that.
+fn is_sound_mariadb((major, minor, patch): (u32, u32, u32)) -> bool {
+    let of_series = OLDEST_MARIADB.into_iter().find(|oldest| (oldest.0, oldest.1) == (major, minor));
+    let newest = OLDEST_MARIADB.into_iter().next_back();
+    of_series.or(newest).is_some_and(|oldest| (major, minor, patch) >= oldest)
+}
+
+/// The numbers of a version, as in `10.11.19-MariaDB`. Old servers put `5.5.5-` before that.
 fn numbers(version: &str) -> (u32, u32, u32) {
     let version = version.strip_prefix("5.5.5-").unwrap_or(version);
     let mut numbers = version.split(['.', '-']).map_while(|number| number.parse().ok());
@@ -240,10 +254,14 @@ mod tests {
 
     #[test]
     fn a_server_that_is_too_old_or_a_replica_is_refused() {
-        for version in ["10.9.8-MariaDB", "5.5.5-10.6.1-MariaDB-log", "8.0.15", "5.7.44", ""] {
+        let refused = ["10.10.7", "5.5.5-10.6.25", "10.11.14", "11.4.8", "11.5.2", "11.8.3", "12.0.2", "12.1.1"];
+        let refused = refused.map(|version| format!("{version}-MariaDB-log"));
+        for version in refused.iter().map(String::as_str).chain(["8.0.15", "5.7.44", ""]) {
             assert!(settings(&[("version", version)]).expect_suitable().is_err(), "{version}");
         }
-        for version in ["10.10.0-MariaDB", "5.5.5-10.11.14-MariaDB-0+deb12u2", "11.8.3-MariaDB", "8.0.16", "8.4.0"] {
+        let sound = ["5.5.5-10.11.15", "10.11.19", "11.4.9", "11.8.4", "12.1.2", "12.2.1", "13.0.1"];
+        let sound = sound.map(|version| format!("{version}-MariaDB-0+deb12u2"));
+        for version in sound.iter().map(String::as_str).chain(["8.0.16", "8.4.0"]) {
             assert!(settings(&[("version", version)]).expect_suitable().is_ok(), "{version}");
             for value in ["ON", "1", "NO_LOCK"] {
                 assert!(

@@ -55,12 +55,13 @@ impl Records {
             .number(limit)
             .push(" FOR UPDATE SKIP LOCKED");
         let rows = session.run(sql).await.map_err(failed)?;
-        let mut sql = Sql::new(format!("DELETE FROM {} WHERE id IN (", self.tables.records));
-        for (at, row) in rows.iter().enumerate() {
+        // One statement for all would read a small table as a whole, and wait for each locked row.
+        let mut sql = Sql::default();
+        for row in &rows {
             let id: Vec<u8> = row.try_get(0).map_err(unreadable)?;
-            sql.push(if at == 0 { "" } else { "," }).bytes(&id);
+            sql.push("DELETE FROM ").push(&self.tables.records).push(" WHERE id=").bytes(&id).push(";");
         }
-        sql.push(");COMMIT");
+        sql.push("COMMIT");
         let sql = if rows.is_empty() { Sql::new("ROLLBACK") } else { sql };
         session.run(sql).await.map_err(failed)?;
         session.give_back();

@@ -116,3 +116,22 @@ async fn a_purge_leaves_rows_that_another_session_locks() {
     sql(&mut other, "ROLLBACK").await;
     assert_eq!(store.purge(10.try_into().unwrap()).await.unwrap(), 1);
 }
+
+/// The server may find the rows of one DELETE by reading a small table as a whole, and would then wait for each row that is locked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_purge_of_many_rows_does_not_wait_for_a_living_one() {
+    use idem_core::Purge as _;
+    let database = Database::new().await;
+    let store = database.store().await;
+    for _ in 0..400 {
+        store.acquire(&request()).await.unwrap();
+    }
+    database.offset.advance(LEASE + RETENTION + PRECISION);
+    let living = request();
+    store.acquire(&living).await.unwrap();
+    let mut other = database.connection().await;
+    sql(&mut other, "ANALYZE TABLE idem_records").await;
+    let id: String = living.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    sql(&mut other, format!("START TRANSACTION; SELECT * FROM idem_records WHERE id = x'{id}' FOR UPDATE")).await;
+    assert_eq!(store.purge(500.try_into().unwrap()).await.unwrap(), 400);
+}
