@@ -476,8 +476,16 @@ mod redis {
         async fn examine(&self) -> Result<Examination, Box<dyn Error>> {
             let durability = self.self_test().await?;
             let health = self.health().await?;
-            let level = if durability.level() == Durability::Process { Level::Weak } else { Level::Ok };
-            let lines = vec![(level, "durability", durability.to_string())];
+            let level = if durability.level() == Durability::Power { Level::Ok } else { Level::Weak };
+            let mut lines = vec![(level, "durability", durability.to_string())];
+            if let Some(primary) = durability.primaries.iter().find(|primary| primary.eviction != "noeviction") {
+                let text = format!(
+                    "maxmemory-policy is {}: when its memory is full, Redis evicts live records, and their operations run again; set it \
+                     to noeviction",
+                    primary.eviction
+                );
+                lines.push((Level::Weak, "eviction", text));
+            }
             Ok(Examination { version: format!("Redis {}", health.version), lines })
         }
 

@@ -51,23 +51,38 @@ impl Records {
     }
 
     async fn add_outcome(&self, place: &str, note: &RepairNote) -> Result<(), StoreError> {
-        let get = self.client.get_item().table_name(&self.table).consistent_read(true);
-        let known = get.set_key(Some(key_of(NOTES, place))).send().await.map_err(|error| failed(WHAT, false, error))?;
-        let known = read(&known.item.ok_or_else(|| damaged("note"))?)?;
-        if !known.note.is_of_the_same_repair(note) {
-            return Err(RepairNote::action_is_taken());
+        loop {
+            let get = self.client.get_item().table_name(&self.table).consistent_read(true);
+            let known =
+                get.set_key(Some(key_of(NOTES, place))).send().await.map_err(|error| failed(WHAT, false, error))?;
+            let known = read(&known.item.ok_or_else(|| damaged("note"))?)?.note;
+            if !known.is_of_the_same_repair(note) {
+                return Err(RepairNote::action_is_taken());
+            }
+            let seen = known.outcome.clone();
+            let outcome = RepairNote::outcome_after(known.outcome, note.outcome.clone());
+            let Some(outcome) = outcome.filter(|outcome| seen.as_ref() != Some(outcome)) else { return Ok(()) };
+            let is_as_seen = if seen.is_some() { "#outcome = :seen" } else { "attribute_not_exists(#outcome)" };
+            let update = self
+                .client
+                .update_item()
+                .table_name(&self.table)
+                .set_key(Some(key_of(NOTES, place)))
+                .update_expression("SET #outcome = :outcome")
+                .condition_expression(format!("attribute_exists(pk) AND {is_as_seen}"))
+                .expression_attribute_names("#outcome", "outcome")
+                .expression_attribute_values(":outcome", text(&outcome));
+            let update = match &seen {
+                Some(seen) => update.expression_attribute_values(":seen", text(seen)),
+                None => update,
+            };
+            match update.send().await {
+                Ok(_) => return Ok(()),
+                // Another try has noted its outcome meanwhile.
+                Err(SdkError::ServiceError(service)) if service.err().is_conditional_check_failed_exception() => {}
+                Err(error) => return Err(failed(WHAT, true, error)),
+            }
         }
-        let Some(outcome) = &note.outcome else { return Ok(()) };
-        let update = self
-            .client
-            .update_item()
-            .table_name(&self.table)
-            .set_key(Some(key_of(NOTES, place)))
-            .update_expression("SET #outcome = if_not_exists(#outcome, :outcome)")
-            .condition_expression("attribute_exists(pk)")
-            .expression_attribute_names("#outcome", "outcome")
-            .expression_attribute_values(":outcome", text(outcome));
-        update.send().await.map(drop).map_err(|error| failed(WHAT, true, error))
     }
 
     pub(crate) async fn repairs(&self, limit: NonZeroU32) -> Result<Vec<Repair>, StoreError> {

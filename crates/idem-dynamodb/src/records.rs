@@ -13,7 +13,8 @@ use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure::AllOld;
 use idem_core::codec::FlatRecord;
 use idem_core::{
-    Command, EraseOutcome, Origin, Outcome, Record, RecordId, Scope, StoreError, StoreErrorKind, Timestamp, machine,
+    Command, EraseOutcome, Origin, Outcome, OwnerAction, Record, RecordId, Scope, State, StoreError, StoreErrorKind,
+    Timestamp, machine,
 };
 use tokio::time::sleep;
 
@@ -213,9 +214,17 @@ impl Records {
             let Some(change) = self.change(&found, id, origin, next, &outcome)? else { return Ok(outcome) };
             let sent = self.clock.elapsed();
             match self.write(what, id, &found, &change).await? {
-                Written::Done if found.there.is_some() || self.is_in_time(found.now)? => {
+                Written::Done if self.is_in_time(found.now)? => {
                     self.after(id, &found, &change).await;
                     return Ok(outcome);
+                }
+                Written::Done if found.there.is_some() => {
+                    self.after(id, &found, &change).await;
+                    match command {
+                        // The lease would end too early by as long as the process was suspended.
+                        Command::Owner(_, OwnerAction::Renew(_)) => found = self.read(what, id).await?,
+                        _ => return Ok(outcome),
+                    }
                 }
                 // A record that begins in the past would end early.
                 Written::Done => {
@@ -291,7 +300,11 @@ impl Records {
             Sighting::Outdated => return None,
         };
         let changed_at = stored.record.updated_at.unix_micros().saturating_sub(CLOCK_ERROR_US);
-        let by_sight = changed_at.saturating_add(unchanged_for);
+        let by_sight = match stored.record.state {
+            // Whatever the record says, its owner may have been suspended while it wrote that.
+            State::InProgress { lease_until, .. } if unchanged_for < CLOCK_ERROR_US => lease_until.unix_micros() - 1,
+            _ => changed_at.saturating_add(unchanged_for),
+        };
         let held_back = machine::transition(before, command, found.now.min(Timestamp::from_unix_micros(by_sight)));
         match held_back.0.as_ref() == before {
             true if is_sure => Some(held_back),

@@ -141,14 +141,14 @@ impl Records {
         match known {
             None => self.insert_note(&mut sql, note),
             Some(known) if !known.is_of_the_same_repair(note) => return Err(RepairNote::action_is_taken()),
-            Some(RepairNote { outcome: None, .. }) => {
+            Some(known) => {
+                let outcome = RepairNote::outcome_after(known.outcome, note.outcome.clone());
                 sql.push("UPDATE ").push(&self.tables.repairs).push(" SET outcome=");
-                sql.optional(note.outcome.as_deref(), |sql, outcome| {
+                sql.optional(outcome.as_deref(), |sql, outcome| {
                     sql.text(outcome);
                 });
                 sql.push(" WHERE action=").bytes(note.action.as_bytes()).push(";");
             }
-            Some(_) => {}
         }
         self.tables.expect_fits(&sql)?;
         sql.push("COMMIT");

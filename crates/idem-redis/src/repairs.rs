@@ -35,10 +35,10 @@ impl RedisStore {
                 tracing::warn!("a note of a repair cannot be read, perhaps because a newer version wrote it");
                 continue;
             };
-            // The first line says when it was asked for, and the first outcome is that of the try that had an effect.
+            // The first line says when it was asked for.
             let newer = repairs.iter().position(|newer| newer.note.is_of_the_same_repair(&repair.note));
             let later = newer.and_then(|at| repairs.remove(at).note.outcome);
-            let outcome = repair.note.outcome.clone().or(later);
+            let outcome = RepairNote::outcome_after(repair.note.outcome, later);
             repairs.push(Repair { note: RepairNote { outcome, ..repair.note }, ..repair });
         }
         repairs.truncate(limit.get() as usize);

@@ -434,13 +434,17 @@ impl Operate for SqliteStore {
     async fn note(&self, note: &RepairNote) -> Result<(), StoreError> {
         let query = sqlx::query(
             "INSERT INTO main.idem_repairs (action, record, actor, reason, resolution, outcome, at) VALUES (?, ?, ?, ?, ?, ?, ?) \
-             ON CONFLICT (action) DO UPDATE SET outcome = coalesce(idem_repairs.outcome, excluded.outcome) \
+             ON CONFLICT (action) DO UPDATE SET outcome = CASE WHEN idem_repairs.outcome IN (?, ?) \
+             THEN idem_repairs.outcome ELSE coalesce(excluded.outcome, idem_repairs.outcome) END \
              WHERE (idem_repairs.record, idem_repairs.actor, idem_repairs.reason, idem_repairs.resolution) \
              = (excluded.record, excluded.actor, excluded.reason, excluded.resolution)",
         );
         let query = query.bind(note.action.as_bytes().as_slice()).bind(note.record.as_bytes().as_slice());
         let query = query.bind(&note.actor).bind(&note.reason).bind(&note.resolution).bind(&note.outcome);
-        let noted = query.bind(self.clock.now().unix_micros()).execute(&self.upkeep).await;
+        let query = RepairNote::EFFECTIVE
+            .into_iter()
+            .fold(query.bind(self.clock.now().unix_micros()), |query, effective| query.bind(effective));
+        let noted = query.execute(&self.upkeep).await;
         match noted.map_err(|error| store_error("note a repair", error))?.rows_affected() {
             0 => Err(RepairNote::action_is_taken()),
             _ => Ok(()),

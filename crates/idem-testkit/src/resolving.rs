@@ -325,10 +325,17 @@ pub async fn a_repair_is_noted_with_its_reason(subject: &Subject) {
     assert_eq!((&first.note, &third.note), (&note, &asked));
     assert_eq!(second.note.outcome.as_deref(), Some("refused: final"));
     assert_time(subject, "at", third.at, subject.now().await);
-    // What is sent again neither takes the outcome away nor changes it.
+    // What is sent again neither takes the outcome away nor changes it, once the repair took effect. One that was refused may do so later.
     for outcome in [None, Some("changed meanwhile".to_owned())] {
         store.note(&RepairNote { outcome, ..note.clone() }).await.expect("note: the store could not answer");
     }
+    for outcome in ["refused: live", "resolved", "refused: live"] {
+        let asked = RepairNote { outcome: Some(outcome.to_owned()), ..asked.clone() };
+        store.note(&asked).await.expect("note: the store could not answer");
+    }
+    let repairs = store.repairs(most).await.expect("repairs: the store could not answer");
+    let again = repairs.iter().find(|repair| repair.note.action == asked.action).expect("it was noted");
+    assert_eq!(again.note.outcome.as_deref(), Some("resolved"));
     let other =
         RepairNote { action: note.action, record: fresh_id(), reason: "of another repair".into(), ..asked.clone() };
     let is_taken = store.note(&other).await.is_err_and(|error| error.kind() == StoreErrorKind::Misconfigured);

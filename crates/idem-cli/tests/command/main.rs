@@ -397,6 +397,14 @@ async fn redis_is_checked() {
     let evicts = Redis::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]).unwrap();
     let found = idem(&evicts.url(), &["check"]).expect(4);
     assert!(found.stdout.contains("maxmemory-policy"), "{}", found.stdout);
+    let synced =
+        ["--appendonly", "yes", "--appendfsync", "always", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let allowed = Redis::start_with(&synced).unwrap();
+    let found = idem(&allowed.url(), &["--dangerous-allow-eviction", "check"]).expect(3);
+    assert!(found.stdout.contains("weak     eviction"), "{}", found.stdout);
+    let some = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "everysec"]).unwrap();
+    let found = idem(&some.url(), &["check"]).expect(3);
+    assert!(found.stdout.contains("weak     durability"), "{}", found.stdout);
     let good = Redis::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).unwrap();
     idem(&good.url(), &["check"]).expect(0);
     assert!(idem(&good.url(), &["purge"]).expect(0).stderr.contains("itself"));

@@ -214,8 +214,9 @@ impl Operate for MemoryStore {
         let mut repairs = self.repairs.lock().unwrap_or_else(PoisonError::into_inner);
         match repairs.iter_mut().find(|repair| repair.note.action == note.action) {
             Some(repair) if !repair.note.is_of_the_same_repair(note) => return Err(RepairNote::action_is_taken()),
-            Some(repair) if repair.note.outcome.is_none() => repair.note.outcome.clone_from(&note.outcome),
-            Some(_) => {}
+            Some(Repair { note: known, .. }) => {
+                known.outcome = RepairNote::outcome_after(known.outcome.take(), note.outcome.clone());
+            }
             None => repairs.push(Repair { at: self.clock.now(), note: note.clone() }),
         }
         Ok(())

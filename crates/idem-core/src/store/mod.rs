@@ -207,7 +207,7 @@ pub trait Operate: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError`] when the store could not answer; it is safe to repeat.
     async fn erase(&self, request: &Erase) -> Result<EraseOutcome, StoreError>;
 
-    /// Keeps a note of a repair. A second note of the same action only adds its outcome, if the first one has none.
+    /// Keeps a note of a repair. A further note of the same action only adds its [outcome](RepairNote::outcome_after).
     ///
     /// # Errors
     /// [`StoreError`] when the store could not answer; it is safe to repeat. Of the kind `Misconfigured` if the action belongs to

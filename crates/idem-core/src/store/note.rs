@@ -33,6 +33,19 @@ impl RepairNote {
             == (&other.action, &other.record, &other.actor, &other.reason, &other.resolution)
     }
 
+    /// The outcomes of repairs that took effect. A note keeps them: a repeat of the action finds that the record has changed.
+    pub const EFFECTIVE: [&str; 2] = ["resolved", "erased"];
+
+    /// The outcome after a further note of the same repair: one that took effect stays, and another is replaced. A repair that was
+    /// refused may take effect when it is repeated.
+    #[must_use]
+    pub fn outcome_after(known: Option<String>, told: Option<String>) -> Option<String> {
+        match known {
+            Some(known) if Self::EFFECTIVE.contains(&known.as_str()) => Some(known),
+            known => told.or(known),
+        }
+    }
+
     /// What stands in a reason in place of an erased principal.
     pub const ERASED: &str = "(erased)";
 

@@ -56,19 +56,25 @@ async fn a_renewal_by_another_process_begins_the_wait_anew() {
     }
 }
 
-/// The owner's clock was behind when it acquired, and is right when it records a checkpoint: the time of the last change is then
-/// after the end that the record gives to its lease.
+/// The owner's clock was behind when it acquired, or it was suspended in a renewal, and its clock is right when it records a checkpoint:
+/// the time of the last change is then after the end that the record gives to its lease.
 #[tokio::test]
 async fn a_checkpoint_ends_no_lease_early() {
     for emulator in BOTH {
-        let table = Table::new(emulator).await;
-        let (owner, request) = (table.store().await, request());
-        let AcquireOutcome::Acquired(lease) = owner.acquire(&request).await.unwrap() else { panic!() };
         // More than the second that times are rounded by.
-        table.offset.advance(LEASE + Duration::from_millis(1_500));
-        assert_eq!(owner.checkpoint(&lease, &checkpoint("charged")).await.unwrap(), OwnerOutcome::Applied);
-        let turned_away = table.store().await.acquire(&repeat_of(&request)).await.unwrap();
-        assert!(matches!(turned_away, AcquireOutcome::InProgress { .. }), "{emulator:?}: {turned_away:?}");
+        for late in [Duration::from_millis(1_500), LEASE * 2] {
+            let table = Table::new(emulator).await;
+            let (owner, other, request) = (table.store().await, table.store().await, request());
+            let AcquireOutcome::Acquired(lease) = owner.acquire(&request).await.unwrap() else { panic!() };
+            table.offset.advance(LEASE + late);
+            assert_eq!(owner.checkpoint(&lease, &checkpoint("charged")).await.unwrap(), OwnerOutcome::Applied);
+            let again = repeat_of(&request);
+            let turned_away = other.acquire(&again).await.unwrap();
+            assert!(matches!(turned_away, AcquireOutcome::InProgress { .. }), "{emulator:?}: {turned_away:?}");
+            table.offset.advance(LEASE + PRECISION);
+            let taken = other.acquire(&again).await.unwrap();
+            assert!(matches!(taken, AcquireOutcome::Acquired(_)), "{emulator:?}: {taken:?}");
+        }
     }
 }
 

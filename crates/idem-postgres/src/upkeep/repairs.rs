@@ -23,7 +23,12 @@ impl Upkeep {
             };
         }
         sql.push(",").push(self.records.schema.quoted()).push(".idem_now_v1(").number(self.records.offset.micros());
-        sql.push(")) ON CONFLICT (action) DO UPDATE SET outcome = COALESCE(known.outcome, excluded.outcome) WHERE ");
+        sql.push(")) ON CONFLICT (action) DO UPDATE SET outcome = CASE WHEN ");
+        for (at, effective) in RepairNote::EFFECTIVE.into_iter().enumerate() {
+            let or = if at == 0 { "" } else { " OR " };
+            sql.push(or).push("known.outcome OPERATOR(pg_catalog.=) ").text(effective);
+        }
+        sql.push(" THEN known.outcome ELSE COALESCE(excluded.outcome, known.outcome) END WHERE ");
         for (at, column) in ["record", "actor", "reason", "resolution"].into_iter().enumerate() {
             let and = if at == 0 { "" } else { " AND " };
             sql.push(and).push("known.").push(column).push(" OPERATOR(pg_catalog.=) excluded.").push(column);
