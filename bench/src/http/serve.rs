@@ -147,7 +147,7 @@ fn memory() -> Result<MemoryStore, Error> {
 /// The defaults, or those of a service that is observed as `payments` is: counters and histograms, and a log. Nothing is logged,
 /// because nothing goes wrong.
 fn settings(options: &Options) -> Result<Settings, Error> {
-    let lines = json_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr);
     tracing_subscriber::registry().with(lines).with(options.log.clone()).init();
     if !options.metrics {
         return Ok(Settings::new());

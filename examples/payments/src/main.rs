@@ -41,8 +41,7 @@ async fn main() -> ExitCode {
     // It reads most of what `EnvFilter` reads, and has no work to do each time that a span is entered.
     let filter = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
     let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
-    // It enters and formats spans with fewer instructions than the JSON of `tracing-subscriber`, and writes the same lines.
-    let lines = json_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr);
     tracing_subscriber::registry().with(lines).with(filter).init();
     match run(Config::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
