@@ -1,7 +1,7 @@
 //! `idem show`.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use idem_core::{
@@ -49,17 +49,7 @@ impl Which {
             Some(principal) => Scope::new(principal.clone(), operation),
             None => Scope::single_tenant(operation),
         };
-        let identity = match &self.secret_file {
-            Some(file) => {
-                let secret =
-                    std::fs::read(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
-                if secret.ends_with(b"\n") {
-                    eprintln!("the secret of {} ends with a line break, which counts", file.display());
-                }
-                RecordIdentity::with_secret(self.namespace.clone(), &secret)?
-            }
-            None => RecordIdentity::new(self.namespace.clone()),
-        };
+        let identity = identity(&self.namespace, self.secret_file.as_deref())?;
         Ok(identity.record_id(&scope, &key))
     }
 }
@@ -76,6 +66,16 @@ fn unquoted(key: &str) -> String {
         }
     }
     text
+}
+
+/// The ids of the records of an application, which may have a secret in a file.
+pub(crate) fn identity(namespace: &str, secret_file: Option<&Path>) -> Result<RecordIdentity, Box<dyn Error>> {
+    let Some(file) = secret_file else { return Ok(RecordIdentity::new(namespace)) };
+    let secret = std::fs::read(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
+    if secret.ends_with(b"\n") {
+        eprintln!("the secret of {} ends with a line break, which counts", file.display());
+    }
+    Ok(RecordIdentity::with_secret(namespace, &secret)?)
 }
 
 /// Looks at a record, and says whether it opens. If it does not open with the keys of --keys, it is as it is stored: its state can

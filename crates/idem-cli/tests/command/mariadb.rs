@@ -53,11 +53,11 @@ async fn records_get_a_new_identity() {
     let open = async || MySqlStore::open(MySqlConfig::new(&url)).await.unwrap();
     let (before, again) = (open().await, open().await);
     assert_eq!(before.identity(), again.identity());
-    idem(&url, &["new-identity", "--yes"]).expect(0);
+    idem(&url, &["new-identity", "--reason", "restored", "--yes"]).expect(0);
     assert_ne!(open().await.identity(), before.identity());
     let kept = request("kept", Takeover::Rerun, HOUR);
     assert!(matches!(before.acquire(&kept).await.unwrap(), AcquireOutcome::Acquired(_)));
-    assert!(idem(&url, &["new-identity", "--keep"]).expect(1).stderr.contains("no history"));
+    assert!(idem(&url, &["new-identity", "--reason", "a failover", "--keep"]).expect(1).stderr.contains("no history"));
 }
 
 #[tokio::test]

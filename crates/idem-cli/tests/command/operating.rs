@@ -4,8 +4,8 @@ use std::io::{BufRead as _, BufReader};
 use std::num::NonZeroU32;
 use std::process::{Command, Stdio};
 
-use idem_core::{AcquireOutcome, DurableStore as _, StoreErrorKind, StoredResponse, Takeover};
-use idem_inbox::{Message, Parking, PostgresParking, SqliteParking};
+use idem_core::{AcquireOutcome, DurableStore as _, RecordIdentity, Scope, StoreErrorKind, StoredResponse, Takeover};
+use idem_inbox::{Message, ParkReason, Parking, PostgresParking, SqliteParking};
 use idem_postgres::{PostgresConfig, PostgresStore};
 use idem_schemas::Schema;
 use idem_servers::Postgres;
@@ -27,12 +27,31 @@ async fn replay(parking: &dyn Parking, url: &str, options: &[&str]) {
     let id = "sec\u{1b}ond";
     let planned = run(&["replay", "--subscriber", "ledger", id, "--dry-run"]).expect(0).stdout;
     assert!(planned.contains("1 parked, 0 replays requested"), "{planned}");
-    let missing = run(&["replay", "--subscriber", "ledger", id, "third"]).expect(5);
-    assert!(missing.stdout.contains("1 replays requested") && missing.stderr.contains("not parked: third"));
+    // Nobody is asked without a reason, or without a terminal.
+    for incomplete in [&["--yes"][..], &["--yes", "--reason", " "], &["--reason", "INC-1"]] {
+        let refused = run(&[&["replay", "--subscriber", "ledger", id], incomplete].concat());
+        assert_ne!(refused.code, 0, "{incomplete:?}: {}", refused.stdout);
+    }
+    assert!(parking.list("ledger", true, None, NonZeroU32::MAX).await.unwrap().is_empty());
+    let why = ["--reason", "INC-1: the parser is repaired", "--actor", "ann", "--yes"];
+    let missing = run(&[&["replay", "--subscriber", "ledger", id, "third"], &why[..]].concat()).expect(5);
+    assert!(missing.stdout.contains("1 replays requested"), "{}", missing.stdout);
+    assert!(missing.stderr.contains("not parked: third"), "{}", missing.stderr);
     let requested = parking.list("ledger", true, None, NonZeroU32::MAX).await.unwrap();
     assert_eq!(requested.iter().map(|parked| &*parked.message.id).collect::<Vec<_>>(), [id]);
-    let all = run(&["--json", "replay", "--subscriber", "ledger", "--all"]).expect(0).json();
+    let unknown = ParkReason::OutcomeUnknown.to_string();
+    parking.park("ledger", &Message::new("unknown", "payments", "12 EUR"), &unknown).await.unwrap();
+    let all = run(&[&["--json", "replay", "--subscriber", "ledger", "--all"], &why[..]].concat()).expect(0);
+    assert!(all.stderr.contains("outcome is unknown: 1"), "{}", all.stderr);
+    let all = all.json();
     assert_eq!((&all[2]["found"], &all[2]["requested"]), (&2.into(), &1.into()), "one was requested before");
+    run(&[&["replay", "--subscriber", "ledger", "unknown"], &why[..]].concat()).expect(0);
+    let notes = idem(url, &[options, &["repairs"]].concat()).expect(0).stdout;
+    let noted =
+        notes.lines().filter(|line| line.contains("  replayed  requested  by ann: INC-1: the parser is repaired"));
+    assert_eq!(noted.count(), 3, "{notes}");
+    let record = RecordIdentity::new("").record_id(&Scope::single_tenant("inbox:ledger"), &"unknown".parse().unwrap());
+    assert!(notes.contains(&record.to_string()), "{notes}");
 }
 
 /// A newer version wrote the row of the message that is listed first.
@@ -57,7 +76,9 @@ async fn parked_messages_are_listed_and_replayed() {
     let taken = "CREATE TRIGGER taken BEFORE UPDATE ON idem_inbox BEGIN SELECT RAISE(IGNORE); END";
     sqlx::raw_sql(taken).execute(&sqlx::SqlitePool::connect(&file.url).await.unwrap()).await.unwrap();
     parking.park("ledger", &Message::new("third", "payments", "poison"), "not JSON").await.unwrap();
-    let gone = idem(&file.url, &["parked", "replay", "--subscriber", "ledger", "third"]).expect(5);
+    let why = ["--reason", "INC-2", "--yes"];
+    let gone =
+        idem(&file.url, &[&["parked", "replay", "--subscriber", "ledger", "third"], &why[..]].concat()).expect(5);
     assert!(gone.stdout.contains("0 parked, 0 replays requested"), "{}", gone.stdout);
     assert!(gone.stderr.contains("not parked any more, or requested by another command: third"), "{}", gone.stderr);
     let (schema, url) = (Schema::new(), idem_servers::postgres_url());
@@ -65,6 +86,15 @@ async fn parked_messages_are_listed_and_replayed() {
     let missing = idem(&url, &[&options[..], &["parked", "list", "--subscriber", "ledger"]].concat()).expect(1);
     assert!(missing.stderr.contains("no table idem_inbox"), "{}", missing.stderr);
     let parking = PostgresParking::open(sqlx::PgPool::connect(&url).await.unwrap(), &schema.name).await.unwrap();
+    // The records may be in another store.
+    parking.park("audit", &Message::new("first", "payments", "poison"), "not JSON").await.unwrap();
+    let alone = |further: &[&str]| {
+        let replay = ["parked", "replay", "--subscriber", "audit", "first", "--reason", "INC-3", "--yes"];
+        idem(&url, &[&options[..], &replay, further].concat())
+    };
+    assert!(alone(&[]).expect(1).stderr.contains("--without-note"));
+    assert!(alone(&["--without-note"]).expect(0).stdout.contains("1 replays requested"));
+    PostgresStore::open(PostgresConfig::new(&url).schema(&*schema.name)).await.unwrap();
     replay(&parking, &url, &options).await;
     let damage = format!(
         "UPDATE \"{0}\".idem_inbox SET envelope = '{{' WHERE key = (SELECT key FROM \"{0}\".idem_inbox ORDER BY parked_at, key LIMIT 1)",
@@ -81,17 +111,18 @@ async fn a_new_identity_is_given_when_all_processes_have_stopped() {
     let file = File::new().await;
     let identity = async || SqliteStore::open(SqliteConfig::new(&file.url)).await.unwrap().identity();
     let before = identity().await;
-    assert!(idem(&file.url, &["new-identity"]).expect(1).stderr.contains("--yes"));
-    idem(&file.url, &["new-identity", "--keep"]).expect(1);
+    assert_ne!(idem(&file.url, &["new-identity", "--yes"]).code, 0, "it has no reason");
+    assert!(idem(&file.url, &["new-identity", "--reason", "restored"]).expect(1).stderr.contains("--yes"));
+    idem(&file.url, &["new-identity", "--reason", "a failover", "--keep"]).expect(1);
     assert_eq!(identity().await, before);
-    idem(&file.url, &["new-identity", "--yes"]).expect(0);
+    idem(&file.url, &["new-identity", "--reason", "restored", "--yes"]).expect(0);
     assert_ne!(identity().await, before);
 
     let server = Postgres::start().unwrap();
     let url = server.url();
     let store = PostgresStore::open(PostgresConfig::new(&url)).await.unwrap();
     let before = store.identity();
-    let busy = idem(&url, &["new-identity", "--yes"]).expect(1);
+    let busy = idem(&url, &["new-identity", "--reason", "restored", "--yes"]).expect(1);
     assert!(busy.stderr.contains("other sessions use this database (idem)"), "{}", busy.stderr);
     assert_eq!(PostgresStore::open(PostgresConfig::new(&url)).await.unwrap().identity(), before);
     let psql = |sql: &str| {
@@ -105,7 +136,7 @@ async fn a_new_identity_is_given_when_all_processes_have_stopped() {
     );
     let operator = url.replacen("://postgres@", "://operator@", 1);
     for url in [operator.clone(), format!("{url}?application_name=idem")] {
-        let busy = idem(&url, &["new-identity", "--yes"]).expect(1);
+        let busy = idem(&url, &["new-identity", "--reason", "restored", "--yes"]).expect(1);
         assert!(busy.stderr.contains("other sessions use this database (idem)"), "{}", busy.stderr);
     }
     drop(store);
@@ -125,18 +156,22 @@ async fn a_new_identity_is_given_when_all_processes_have_stopped() {
     );
     let identity = || psql("SELECT identity FROM idem.idem_identity");
     let before = identity();
-    idem(&url, &["new-identity", "--keep"]).expect(0);
+    idem(&url, &["new-identity", "--reason", "a failover", "--keep"]).expect(0);
     check().expect(0);
     assert_eq!(identity(), before);
     psql(changed);
-    idem(&url, &["new-identity", "--yes"]).expect(0);
+    idem(&url, &["new-identity", "--reason", "restored", "--yes"]).expect(0);
     assert_ne!(identity(), before);
+    let notes = idem(&url, &["repairs"]).expect(0).stdout;
+    for noted in ["  new identity  failed  by ", "  identity kept  done  by ", "  new identity  done  by "] {
+        assert!(notes.contains(noted), "{notes}");
+    }
     check().expect(0);
     // What cannot be found out is no success.
     psql("REVOKE EXECUTE ON FUNCTION pg_control_checkpoint() FROM PUBLIC");
     let unknown = idem(&operator, &["check"]).expect(3).stdout;
     assert!(unknown.contains("unknown  history"), "{unknown}");
-    let redis = idem(&idem_servers::redis_url(), &["new-identity", "--yes"]).expect(1);
+    let redis = idem(&idem_servers::redis_url(), &["new-identity", "--reason", "restored", "--yes"]).expect(1);
     assert!(redis.stderr.contains("have no identity"), "{}", redis.stderr);
 }
 
