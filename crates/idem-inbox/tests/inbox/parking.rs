@@ -118,7 +118,7 @@ async fn replay_all(place: &Place, inbox: &Inbox) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, replayed).await.expect("a replay ends");
+    tokio::time::timeout(PATIENCE, replayed).await.unwrap();
 }
 
 /// As after an operator has resolved the unknown outcome of a parked message.
