@@ -288,8 +288,8 @@ mod postgres {
 
     /// What the history of the server says.
     async fn history(store: &PostgresStore) -> Line {
-        const ADVICE: &str = "if records may be lost, stop the application and run `idem new-identity`; if none is, run \
-            `idem new-identity --keep`";
+        const ADVICE: &str = "if records may be lost, stop the application and run `idem new-identity --reason WHY`; if none is, run \
+            `idem new-identity --keep --reason WHY`";
         match store.history().await {
             Ok(history) if history.has_changed() => {
                 let before = history.remembered.unwrap_or_default();

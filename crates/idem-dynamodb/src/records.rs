@@ -302,7 +302,9 @@ impl Records {
         let changed_at = stored.record.updated_at.unix_micros().saturating_sub(CLOCK_ERROR_US);
         let by_sight = match stored.record.state {
             // Whatever the record says, its owner may have been suspended while it wrote that.
-            State::InProgress { lease_until, .. } if unchanged_for < CLOCK_ERROR_US => lease_until.unix_micros() - 1,
+            State::InProgress { lease_until, .. } if unchanged_for < CLOCK_ERROR_US => {
+                lease_until.unix_micros().saturating_sub(1)
+            }
             _ => changed_at.saturating_add(unchanged_for),
         };
         let held_back = machine::transition(before, command, found.now.min(Timestamp::from_unix_micros(by_sight)));

@@ -132,9 +132,11 @@ impl Inbox {
 
     /// Handles a parked message again whose replay was requested, and reports how that ended.
     ///
-    /// Each requested replay runs once. It has another record than the message, with two exceptions: the first replay of a forgotten message
-    /// makes the message's record, and a message that may run again by its record, or runs now, is replayed under that record. Its [downstream keys](Context::downstream_key) are those of the message, so that another system recognises
-    /// calls of an earlier run. Its [steps](Context::steps) have new keys, because those of a run that has failed were undone. If
+    /// Each requested replay runs once. It has another record than the message, with two exceptions. The first replay of a forgotten
+    /// message makes the message's record. A message that runs now, or whose record says that it may run again, is replayed under that
+    /// record.
+    ///
+    /// Its [downstream keys](Context::downstream_key) are those of the message, so that another system recognises calls of an earlier run. Its [steps](Context::steps) have new keys, because those of a run that has failed were undone. If
     /// another payload had the id first, the downstream keys differ from those of that message. A consumer calls this for the messages that [`Parking::list`] names as requested.
     pub async fn replay<F, R>(&self, parked: &ParkedMessage, handler: F)
     where

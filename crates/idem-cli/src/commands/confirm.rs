@@ -1,4 +1,4 @@
-//! The question before a change.
+//! What a change wants: a reason, and a yes.
 
 use std::error::Error;
 use std::io::IsTerminal as _;
@@ -12,4 +12,12 @@ pub(crate) fn confirmed(advice: &str) -> Result<bool, Box<dyn Error>> {
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     Ok(answer.trim() == "yes")
+}
+
+/// Refuses a change without a reason.
+pub(crate) fn expect_reason(reason: &str) -> Result<(), Box<dyn Error>> {
+    match reason.trim().is_empty() {
+        true => Err("--reason is empty: say why, for those who look at this later".into()),
+        false => Ok(()),
+    }
 }

@@ -10,7 +10,7 @@ use idem_core::{
 };
 use serde_json::json;
 
-use crate::commands::confirm::confirmed;
+use crate::commands::confirm::{confirmed, expect_reason};
 use crate::commands::scan::scan;
 use crate::output::{row, say, say_json, token};
 use crate::store::{Copies, Store};
@@ -56,9 +56,7 @@ struct Plan {
 }
 
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
-    if options.reason.trim().is_empty() {
-        return Err("--reason is empty: say why, for those who look at this record later".into());
-    }
+    expect_reason(&options.reason)?;
     if let Some(principal) = &options.principal {
         if principal.is_empty() {
             return Err("--principal is empty".into());

@@ -6,7 +6,7 @@ use clap::Args;
 use idem_core::{OwnerToken, RecordId, RepairNote};
 
 use crate::Ended;
-use crate::commands::confirm::confirmed;
+use crate::commands::confirm::{confirmed, expect_reason};
 use crate::output::say;
 use crate::store::Store;
 
@@ -36,9 +36,7 @@ const WARNING: &str = "Copies in Redis are not valid any more after this, and ea
 const EACH_RECORD: RecordId = RecordId::from_bytes([0; 32]);
 
 pub(crate) async fn run(store: &dyn Store, options: &Options) -> Result<Ended, Box<dyn Error>> {
-    if options.reason.trim().is_empty() {
-        return Err("--reason is empty: say why, for those who look at these records later".into());
-    }
+    expect_reason(&options.reason)?;
     if !options.keep {
         eprintln!("{WARNING}");
         if !options.yes && !confirmed("give --yes when all processes have stopped")? {

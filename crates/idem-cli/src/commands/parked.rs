@@ -10,7 +10,7 @@ use idem_inbox::{ParkReason, ParkedMessage, Parking};
 use serde_json::json;
 
 use crate::Ended;
-use crate::commands::confirm::confirmed;
+use crate::commands::confirm::{confirmed, expect_reason};
 use crate::commands::show::identity;
 use crate::output::{printable, say, say_json};
 use crate::store::{Store, StoreOptions};
@@ -56,7 +56,7 @@ struct Replay {
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
     /// Why. It stays in the store.
-    #[arg(long, required_unless_present = "dry_run", default_value = "")]
+    #[arg(long, default_value = "", hide_default_value = true)]
     reason: String,
     /// Who asks for it. Default: the user of this machine.
     #[arg(long, env = "USER", default_value = "unknown")]
@@ -111,8 +111,8 @@ struct Chosen {
 
 impl Replay {
     async fn run(&self, parking: &dyn Parking, store: &StoreOptions, json: bool) -> Result<Ended, Box<dyn Error>> {
-        if !self.dry_run && self.reason.trim().is_empty() {
-            return Err("--reason is empty: say why, for those who look at this message later".into());
+        if !self.dry_run {
+            expect_reason(&self.reason)?;
         }
         if json && !self.yes && !self.dry_run {
             return Err("--json does not ask: give --yes, or --dry-run".into());

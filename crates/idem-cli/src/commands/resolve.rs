@@ -11,7 +11,7 @@ use idem_core::{
 };
 use serde_json::json;
 
-use crate::commands::confirm::confirmed;
+use crate::commands::confirm::{confirmed, expect_reason};
 use crate::commands::sealed;
 use crate::commands::show::{Which, answer_lines, explained, inspected, without_record};
 use crate::output::{say, say_json, token};
@@ -171,9 +171,7 @@ const TRIES: u32 = 3;
 
 pub(crate) async fn run(store: &dyn Store, options: &Options, json: bool) -> Result<Ended, Box<dyn Error>> {
     let action = &options.action;
-    if action.reason.trim().is_empty() {
-        return Err("--reason is empty: say why, for those who look at this record later".into());
-    }
+    expect_reason(&action.reason)?;
     if json && !action.yes && !action.dry_run {
         return Err("--json does not ask: give --yes, and --seen with the version that you have looked at".into());
     }

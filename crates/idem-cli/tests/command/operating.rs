@@ -27,7 +27,7 @@ async fn replay(parking: &dyn Parking, url: &str, options: &[&str]) {
     let id = "sec\u{1b}ond";
     let planned = run(&["replay", "--subscriber", "ledger", id, "--dry-run"]).expect(0).stdout;
     assert!(planned.contains("1 parked, 0 replays requested"), "{planned}");
-    // Nobody is asked without a reason, or without a terminal.
+    // Without a reason, or with neither a terminal nor --yes, no replay is requested.
     for incomplete in [&["--yes"][..], &["--yes", "--reason", " "], &["--reason", "INC-1"]] {
         let refused = run(&[&["replay", "--subscriber", "ledger", id], incomplete].concat());
         assert_ne!(refused.code, 0, "{incomplete:?}: {}", refused.stdout);
